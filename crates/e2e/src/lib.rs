@@ -1,0 +1,11 @@
+//! What the whole-platform tests share.
+//!
+//! | test target | holds | needs |
+//! |---|---|---|
+//! | `house` | the house rules: layering, names, module docs, length, links | nothing |
+//! | `real_*` | behaviour of real sandboxes; one file per subject | root, runc, a template; runsc where present |
+//! | `attacks` | the attacks of `attacks/`, each with its positive control | the same |
+//! | `bench` (a program) | the figures of `docs/specification.md` | the same |
+//!
+//! A test that needs root starts nothing unless `BELLJAR_REAL` is set in the environment, as `just real` and
+//! `just attacks` set it, so that `cargo test` is safe on anybody's machine.

@@ -1,0 +1,116 @@
+//! The house rules, each an ordinary test over the files of the repository.
+//!
+//! | module | rules about |
+//! |---|---|
+//! | [`source`] | Rust files: module docs, length, names, where `unsafe` may stand, names of tests |
+//! | [`manifest`] | `Cargo.toml`: layering as in `docs/architecture.md`, descriptions |
+//! | [`prose`] | documents: links, decisions, the glossary |
+//! | [`words`] | every file: words and paths that must not be committed |
+//!
+//! A rule is a pure function from a file to the lines that break it, so each has a test of its own that shows it
+//! biting. A rule that never bites is removed; `docs/style.md` says why each exists.
+
+mod manifest;
+mod prose;
+mod source;
+mod tree;
+mod words;
+
+use tree::File;
+
+/// The rest of a plan is hiding in a file this long.
+const LINES_MAX: usize = 600;
+
+#[test]
+fn every_rust_file_says_first_what_it_is_for() {
+    obey(source::module_doc, rust());
+}
+
+#[test]
+fn no_file_is_too_long_and_the_ten_longest_are_shown() {
+    let mut files = rust();
+    files.sort_by_key(|file| std::cmp::Reverse(file.text.lines().count()));
+    let shown: Vec<String> =
+        files.iter().take(10).map(|file| format!("{:>5} {}", file.text.lines().count(), file.path)).collect();
+    println!("the ten longest files:\n{}", shown.join("\n"));
+    obey(|file| source::length(file, LINES_MAX), files);
+}
+
+#[test]
+fn every_name_is_a_noun_that_means_something() {
+    obey(source::names, rust());
+}
+
+#[test]
+fn unsafe_stands_only_in_runtime_and_guest() {
+    obey(source::unsafe_place, rust());
+}
+
+#[test]
+fn every_test_is_named_by_a_sentence() {
+    obey(source::test_names, rust());
+}
+
+#[test]
+fn crates_use_only_the_layers_below_them() {
+    let files = tree::files().unwrap();
+    let architecture = tree::named(&files, "docs/architecture.md").unwrap();
+    let layers = manifest::layers(&architecture.text);
+    assert!(layers.contains_key("api"), "docs/architecture.md has no table of crates");
+    obey(|file| manifest::layering(file, &layers), manifests());
+}
+
+#[test]
+fn every_crate_says_what_it_is() {
+    obey(manifest::description, manifests());
+}
+
+#[test]
+fn every_link_leads_to_a_file() {
+    let root = tree::root();
+    obey(|file| prose::links(file, |path| root.join(path).exists()), ending(".md"));
+}
+
+#[test]
+fn every_decision_is_one_page_and_says_what_was_rejected() {
+    let decisions: Vec<File> =
+        ending(".md").into_iter().filter(|file| file.path.starts_with("docs/decisions/")).collect();
+    let paths: Vec<&str> = decisions.iter().map(|file| file.path.as_str()).collect();
+    assert_eq!(prose::decision_numbers(&paths), Vec::<String>::new());
+    obey(prose::decision, decisions);
+}
+
+#[test]
+fn every_noun_of_the_glossary_is_in_the_code_or_marked_later() {
+    let root = tree::root();
+    let glossary = ending(".md").into_iter().filter(|file| file.path == "docs/glossary.md").collect();
+    obey(|file| prose::glossary(file, |path| root.join(path).exists()), glossary);
+}
+
+#[test]
+fn nothing_unfinished_and_no_path_of_a_build_machine_is_committed() {
+    let files = tree::files().unwrap();
+    obey(|file| [words::unfinished(file), words::machine_paths(file)].concat(), files);
+}
+
+/// Fails with every line that breaks the rule, in all files; a rule about no file at all has lost its way.
+fn obey(rule: impl Fn(&File) -> Vec<String>, files: Vec<File>) {
+    assert!(!files.is_empty(), "no file under {} is one that this rule is about", tree::root().display());
+    let broken: Vec<String> = files
+        .iter()
+        .flat_map(|file| rule(file).into_iter().map(|line| format!("{}: {line}", file.path)))
+        .collect();
+    assert!(broken.is_empty(), "{} places break this rule:\n{}", broken.len(), broken.join("\n"));
+}
+
+fn rust() -> Vec<File> {
+    ending(".rs").into_iter().filter(|file| file.path.starts_with("crates/")).collect()
+}
+
+fn manifests() -> Vec<File> {
+    ending("/Cargo.toml").into_iter().filter(|file| file.path.starts_with("crates/")).collect()
+}
+
+fn ending(suffix: &str) -> Vec<File> {
+    tree::files().unwrap_or_default().into_iter().filter(|file| file.path.ends_with(suffix)).collect()
+}

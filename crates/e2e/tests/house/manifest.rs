@@ -1,0 +1,126 @@
+//! Rules about manifests: which crate may use which, as the table of `docs/architecture.md` says.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::tree::File;
+
+/// What a crate that does no I/O and knows no clock cannot need.
+const IO_CRATES: [&str; 6] = ["async-trait", "hyper", "libc", "rustix", "tokio", "tokio-util"];
+
+/// The crates of the workspace, each with those it may use.
+pub(crate) type Layers = BTreeMap<String, BTreeSet<String>>;
+
+/// Reads the table with the columns crate, is, may use.
+pub(crate) fn layers(architecture: &str) -> Layers {
+    let mut layers = Layers::new();
+    let mut is_table = false;
+    for line in architecture.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        match cells.as_slice() {
+            ["", "crate", .., "may use", ""] => is_table = true,
+            ["", name, .., uses, ""] if is_table && name.starts_with('`') => {
+                layers.insert(name.trim_matches('`').to_owned(), quoted(uses));
+            }
+            ["", _, ..] => {}
+            _ => is_table = false,
+        }
+    }
+    layers
+}
+
+/// A crate names only crates that its row allows.
+pub(crate) fn layering(file: &File, layers: &Layers) -> Vec<String> {
+    let name = file.path.trim_start_matches("crates/").trim_end_matches("/Cargo.toml");
+    let Some(allowed) = layers.get(name) else {
+        return vec![format!("`{name}` has no row in the table of crates in docs/architecture.md")];
+    };
+    let used = dependencies(&file.text);
+    let upward = used.iter().filter(|used| layers.contains_key(*used) && !allowed.contains(*used));
+    let mut broken: Vec<String> = upward.map(|used| format!("`{name}` may not use `{used}`")).collect();
+    if name == "api" {
+        let io = used.iter().filter(|used| IO_CRATES.contains(&used.as_str()));
+        broken.extend(io.map(|used| format!("`api` does no I/O: it has no use for `{used}`")));
+    }
+    broken
+}
+
+/// A crate says what it is.
+pub(crate) fn description(file: &File) -> Vec<String> {
+    let described = file.text.lines().any(|line| line.starts_with("description = \"") && line.len() > 30);
+    if described { Vec::new() } else { vec!["no `description`".to_owned()] }
+}
+
+/// The names of all dependencies: ordinary, of tests, of the build, of one target.
+fn dependencies(manifest: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut section = String::new();
+    for line in manifest.lines().map(str::trim) {
+        if let Some(header) = line.strip_prefix('[') {
+            section = header.trim_end_matches(']').to_owned();
+            // [dependencies.hyper]
+            if let Some((kind, name)) = section.rsplit_once('.')
+                && kind.ends_with("dependencies")
+            {
+                names.insert(name.to_owned());
+            }
+        } else if section.ends_with("dependencies") && !line.starts_with('#') {
+            let name: String =
+                line.chars().take_while(|c| c.is_alphanumeric() || "-_".contains(*c)).collect();
+            if !name.is_empty() {
+                names.insert(name);
+            }
+        }
+    }
+    names
+}
+
+/// The words in backticks.
+fn quoted(text: &str) -> BTreeSet<String> {
+    text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+const TABLE: &str = "| crate | is | may use |\n|---|---|---|\n| `api` | words | – |\n\
+                     | `node` | one machine | `api`, `runtime` |\n| `runtime` | walls | `api` |\n\n| `x` | not | a row |\n";
+
+#[test]
+fn the_table_of_layers_is_read() {
+    let layers = layers(TABLE);
+    assert_eq!(layers.keys().collect::<Vec<_>>(), ["api", "node", "runtime"]);
+    assert!(layers["api"].is_empty());
+    assert_eq!(layers["node"].iter().collect::<Vec<_>>(), ["api", "runtime"]);
+}
+
+#[test]
+fn a_crate_that_uses_a_layer_above_it_is_caught() {
+    let layers = layers(TABLE);
+    for text in [
+        "[dependencies]\napi.workspace = true\nnode.workspace = true\n",
+        "[dev-dependencies]\nnode = { path = \"../node\" }\n",
+        "[target.'cfg(unix)'.dependencies]\nnode = \"1\"\n",
+        "[build-dependencies.node]\npath = \"../node\"\n",
+    ] {
+        let file = File::example("crates/runtime/Cargo.toml", text);
+        assert_eq!(layering(&file, &layers), ["`runtime` may not use `node`"], "{text}");
+    }
+    let fine =
+        File::example("crates/node/Cargo.toml", "[dependencies]\napi.workspace = true\nbytes = \"1\"\n");
+    assert_eq!(layering(&fine, &layers), Vec::<String>::new());
+}
+
+#[test]
+fn a_crate_without_a_layer_is_caught() {
+    assert_eq!(layering(&File::example("crates/new/Cargo.toml", ""), &layers(TABLE)).len(), 1);
+}
+
+#[test]
+fn an_api_that_does_io_is_caught() {
+    let file = File::example("crates/api/Cargo.toml", "[dependencies]\nserde = \"1\"\ntokio = \"1\"\n");
+    assert_eq!(layering(&file, &layers(TABLE)).len(), 1);
+}
+
+#[test]
+fn a_crate_without_a_description_is_caught() {
+    let file = File::example("crates/a/Cargo.toml", "[package]\nname = \"a\"\n");
+    assert_eq!(description(&file).len(), 1);
+}

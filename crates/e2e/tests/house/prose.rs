@@ -1,0 +1,142 @@
+//! Rules about documents.
+
+use crate::tree::File;
+
+/// A decision that needs more is two decisions.
+const DECISION_LINES_MAX: usize = 60;
+/// One word per thing: each of these has a row in the glossary.
+const NOUNS: &str = "artifact, channel, context, control, dataset, exec, exec group, group, guest, key, layer, lease, \
+                     node, outcome, policy, posture, project, runtime, sandbox, session, snapshot, spool, template, \
+                     tier, tool, tool set";
+
+/// Every relative link leads to a file. `exists` is asked for paths from the root of the repository.
+pub(crate) fn links(file: &File, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let directory = file.path.rsplit_once('/').map_or("", |(directory, _)| directory);
+    let mut broken = Vec::new();
+    let mut in_fence = false;
+    for (index, line) in file.text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            in_fence = !in_fence;
+        }
+        if in_fence {
+            continue;
+        }
+        for target in targets(line) {
+            let path = target.split('#').next().unwrap_or_default();
+            if !path.is_empty() && !path.contains(':') && !exists(&resolve(directory, path)) {
+                broken.push(format!("line {}: `{target}` leads nowhere", index + 1));
+            }
+        }
+    }
+    broken
+}
+
+/// A decision is one page that says what was decided, why, and what was rejected.
+pub(crate) fn decision(file: &File) -> Vec<String> {
+    let mut broken = Vec::new();
+    let lines = file.text.lines().count();
+    if lines > DECISION_LINES_MAX {
+        broken.push(format!("{lines} lines, the most is {DECISION_LINES_MAX}"));
+    }
+    for heading in ["## Decision", "## Why", "## Rejected"] {
+        if !file.text.lines().any(|line| line == heading) {
+            broken.push(format!("no heading `{heading}`"));
+        }
+    }
+    broken
+}
+
+/// Decisions are numbered from 0001 without a hole; the names are `0001-what-was-decided.md`.
+pub(crate) fn decision_numbers(paths: &[&str]) -> Vec<String> {
+    let mut sorted = paths.to_vec();
+    sorted.sort_unstable();
+    let wanted = (1..).map(|number| format!("docs/decisions/{number:04}-"));
+    sorted
+        .iter()
+        .zip(wanted)
+        .filter(|(path, wanted)| !path.starts_with(wanted.as_str()))
+        .map(|(path, wanted)| format!("{path} should begin with {wanted}"))
+        .collect()
+}
+
+/// Each noun has a row, and each row ends with a path that exists or with `later`.
+pub(crate) fn glossary(file: &File, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let rows: Vec<Vec<&str>> = file
+        .text
+        .lines()
+        .map(|line| line.split('|').map(str::trim).collect::<Vec<_>>())
+        .filter(|cells| cells.get(1).is_some_and(|cell| cell.starts_with("**")))
+        .collect();
+    let named: Vec<&str> =
+        rows.iter().filter_map(|cells| cells.get(1)).map(|cell| cell.trim_matches('*')).collect();
+    let missing = NOUNS.split(", ").filter(|noun| !named.contains(noun));
+    let mut broken: Vec<String> = missing.map(|noun| format!("`{noun}` has no row")).collect();
+    for cells in &rows {
+        let [.., place, ""] = cells.as_slice() else { continue };
+        let path = place.trim_matches('`');
+        if path != "later" && !exists(path) {
+            broken.push(format!("`{path}` is neither a file nor `later`"));
+        }
+    }
+    broken
+}
+
+/// What the inline links of a line point to.
+fn targets(line: &str) -> Vec<&str> {
+    line.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next()).collect()
+}
+
+/// A relative path seen from a directory, as a path from the root.
+fn resolve(directory: &str, path: &str) -> String {
+    let mut parts: Vec<&str> = directory.split('/').filter(|part| !part.is_empty()).collect();
+    for part in path.split('/') {
+        match part {
+            ".." => drop(parts.pop()),
+            "." | "" => {}
+            name => parts.push(name),
+        }
+    }
+    parts.join("/")
+}
+
+#[test]
+fn a_link_that_leads_nowhere_is_caught() {
+    let text = "[a](style.md) [b](../README.md#x) [c](https://example.org/x) [d](#here) [e](gone.md)\n\
+                ```\n[f](in-code.md)\n```\n";
+    let broken =
+        links(&File::example("docs/a.md", text), |path| ["docs/style.md", "README.md"].contains(&path));
+    assert_eq!(broken, ["line 1: `gone.md` leads nowhere"]);
+}
+
+#[test]
+fn a_decision_without_what_was_rejected_is_caught() {
+    let text = "# Title\n\n## Decision\n\n## Why\n\n## Rejected\n";
+    assert_eq!(decision(&File::example("docs/decisions/0001-a.md", text)), Vec::<String>::new());
+    assert_eq!(
+        decision(&File::example("docs/decisions/0001-a.md", "# Title\n\n## Decision\n\n## Why\n")).len(),
+        1
+    );
+    let long = format!("{text}{}", "x\n".repeat(60));
+    assert_eq!(decision(&File::example("docs/decisions/0001-a.md", &long)).len(), 1);
+}
+
+#[test]
+fn a_hole_in_the_numbers_of_decisions_is_caught() {
+    assert_eq!(
+        decision_numbers(&["docs/decisions/0002-b.md", "docs/decisions/0001-a.md"]),
+        Vec::<String>::new()
+    );
+    assert_eq!(decision_numbers(&["docs/decisions/0001-a.md", "docs/decisions/0003-b.md"]).len(), 1);
+}
+
+#[test]
+fn a_noun_without_a_row_or_a_place_is_caught() {
+    let rows: String =
+        NOUNS.split(", ").map(|noun| format!("| **{noun}** | a thing | `crates/api` |\n")).collect();
+    let exists = |path: &str| path == "crates/api";
+    assert_eq!(glossary(&File::example("docs/glossary.md", &rows), exists), Vec::<String>::new());
+    let fewer = rows.replacen("| **artifact** |", "| **thing** |", 1);
+    assert_eq!(glossary(&File::example("docs/glossary.md", &fewer), exists), ["`artifact` has no row"]);
+    let astray = rows.replacen("`crates/api`", "`crates/nowhere`", 1);
+    assert_eq!(glossary(&File::example("docs/glossary.md", &astray), exists).len(), 1);
+}

@@ -1,0 +1,67 @@
+//! The text files of the repository.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Directories that hold no text of ours.
+const SKIPPED: [&str; 4] = [".git", "target", "node_modules", "__pycache__"];
+
+/// One text file.
+#[derive(Clone, Debug)]
+pub(crate) struct File {
+    /// Its path from the root of the repository, with `/`.
+    pub(crate) path: String,
+    /// What it says.
+    pub(crate) text: String,
+}
+
+impl File {
+    /// A file for the test of a rule.
+    #[cfg(test)]
+    pub(crate) fn example(path: &str, text: &str) -> Self {
+        Self { path: path.to_owned(), text: text.to_owned() }
+    }
+}
+
+/// The root of the repository.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Every file that is UTF-8, in order of their paths.
+pub(crate) fn files() -> io::Result<Vec<File>> {
+    let root = root();
+    let mut files = Vec::new();
+    let mut open = vec![root.clone()];
+    while let Some(directory) = open.pop() {
+        for entry in std::fs::read_dir(&directory)? {
+            let entry = entry?;
+            let kind = entry.file_type()?;
+            if kind.is_dir() && !SKIPPED.iter().any(|name| entry.file_name() == *name) {
+                open.push(entry.path());
+            }
+            if !kind.is_file() {
+                continue;
+            }
+            // Bytes that are not text are not ours to read: an archive that a test unpacks, for one.
+            if let Ok(text) = std::fs::read_to_string(entry.path()) {
+                let path = entry.path().strip_prefix(&root).map(|path| path.to_string_lossy().into_owned());
+                files.push(File { path: path.unwrap_or_default(), text });
+            }
+        }
+    }
+    files.sort_by(|left, right| left.path.cmp(&right.path));
+    Ok(files)
+}
+
+/// The file of that path.
+pub(crate) fn named<'a>(files: &'a [File], path: &str) -> Option<&'a File> {
+    files.iter().find(|file| file.path == path)
+}
+
+#[test]
+fn the_tree_holds_this_file_and_nothing_that_was_built() {
+    let files = files().unwrap();
+    assert!(named(&files, "crates/e2e/tests/house/tree.rs").is_some());
+    assert!(!files.iter().any(|file| file.path.starts_with("target/")));
+}
