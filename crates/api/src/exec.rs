@@ -1,0 +1,293 @@
+//! What an exec is asked to do, how it is doing, and how it ended.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::id::ExecId;
+use crate::limits;
+
+/// A request to run one command. Sent with `PUT /execs/{id}`; sent again with the same id it changes nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExecSpec {
+    /// The program and its arguments. A program without `/` is looked up in `PATH`.
+    pub argv: Vec<String>,
+    /// Variables added to the sandbox's own few.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// The directory to start in; `/workspace` if none is named.
+    #[serde(default)]
+    pub cwd: Option<String>,
+    /// The user to run as; the sandbox's own user (1000) if none is named. Never 0.
+    #[serde(default)]
+    pub uid: Option<u32>,
+    /// Whether bytes will be sent to standard input. If not, it is `/dev/null`.
+    #[serde(default)]
+    pub stdin: bool,
+    /// The wall-clock limit, from the start of the process. None: until the sandbox ends.
+    #[serde(default)]
+    pub deadline_ms: Option<u64>,
+    /// How long the processes of the exec have between SIGTERM and SIGKILL when it is ended from outside.
+    #[serde(default)]
+    pub grace_ms: Option<u64>,
+    /// What happens when the output is larger than what is kept.
+    #[serde(default)]
+    pub output: OutputMode,
+    /// How many bytes of each stream are kept; [`limits::OUTPUT_BYTES`] if none is named.
+    #[serde(default)]
+    pub output_bytes: Option<u64>,
+    /// Whether processes that the command leaves behind go on after it has ended.
+    #[serde(default)]
+    pub background: Background,
+}
+
+/// What happens when an exec's output is larger than what is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputMode {
+    /// The process never waits. The first and the last half of the kept bytes stay; the middle is reported as a gap.
+    #[default]
+    Keep,
+    /// The process waits until a reader has taken bytes. Nothing is dropped.
+    Block,
+    /// The exec is ended with [`Outcome::OutputLimit`].
+    Kill,
+}
+
+/// What becomes of processes that outlive the command itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Background {
+    /// They go on, and are listed with the exec that started them.
+    #[default]
+    Keep,
+    /// They are ended with it.
+    Kill,
+}
+
+/// One of the two output streams of an exec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    /// Descriptor 1.
+    Stdout,
+    /// Descriptor 2.
+    Stderr,
+}
+
+/// The exit code of a guest whose time to live was over.
+pub const GUEST_EXPIRED: u8 = 87;
+
+/// How an exec ended. The set is closed; a missing status is [`Outcome::Unknown`], never an exit with code 0.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Outcome {
+    /// It ended by itself.
+    Exited {
+        /// Its exit code.
+        code: i32,
+    },
+    /// A signal ended it.
+    Signaled {
+        /// The signal's number.
+        signal: i32,
+    },
+    /// Its deadline came.
+    Timeout,
+    /// The memory of the sandbox was used up.
+    Oom,
+    /// It wrote more than was allowed, in mode `kill`.
+    OutputLimit,
+    /// Somebody with the right to do so ended it.
+    Cancelled,
+    /// The sandbox ended under it.
+    SandboxLost {
+        /// Why the sandbox ended.
+        cause: LostCause,
+    },
+    /// It cannot be known.
+    Unknown,
+}
+
+/// Why a sandbox ended without being asked to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LostCause {
+    /// The guest or the whole sandbox was killed or died.
+    Died,
+    /// The memory of the whole sandbox was used up (tiers in which an overrun ends the sandbox).
+    Oom,
+    /// The sandbox's time to live was over.
+    Expired,
+    /// Somebody stopped it.
+    Stopped,
+    /// The guest broke the protocol and was ended for it.
+    Protocol,
+}
+
+/// How an exec is doing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecInfo {
+    /// Its name.
+    pub id: ExecId,
+    /// The program and its arguments, shortened to [`limits::ARGV_SHOWN_BYTES`].
+    pub argv: String,
+    /// How it ended, once it has.
+    pub outcome: Option<Outcome>,
+    /// Processes alive that belong to it: the command itself and what it left behind. Never counts a zombie.
+    pub processes: u32,
+    /// Bytes written to standard output so far.
+    pub stdout_bytes: u64,
+    /// Bytes written to standard error so far.
+    pub stderr_bytes: u64,
+    /// How long the command itself has run, or ran.
+    pub duration_ms: u64,
+}
+
+/// The last thing a reader of an exec's output gets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecEnd {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// All bytes written to standard output, kept or not.
+    pub stdout_bytes: u64,
+    /// Bytes of standard output that were not kept.
+    pub stdout_dropped: u64,
+    /// All bytes written to standard error, kept or not.
+    pub stderr_bytes: u64,
+    /// Bytes of standard error that were not kept.
+    pub stderr_dropped: u64,
+    /// How long the command itself ran, in microseconds.
+    pub duration_us: u64,
+    /// Processes it left behind, alive when it ended.
+    pub left_running: u32,
+    /// What memory looked like, where the outcome is `oom`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryReport>,
+}
+
+/// What memory looked like when it was used up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// The limit.
+    pub limit_bytes: u64,
+    /// The most that was ever used.
+    pub peak_bytes: u64,
+}
+
+/// A request to send a signal to every process of an exec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SignalRequest {
+    /// The signal's number, 1 to 64.
+    pub signal: i32,
+}
+
+impl Outcome {
+    /// The exit code a shell would show: the command's own, or 128 and the signal, or timeout's 124.
+    pub fn shell_code(&self) -> i32 {
+        match self {
+            Self::Exited { code } => *code,
+            Self::Signaled { signal } => 128 + signal,
+            Self::Timeout => 124,
+            // A2.05: exceeding the memory limit yields 137.
+            Self::Oom => 137,
+            Self::OutputLimit => 125,
+            Self::Cancelled => 130,
+            Self::SandboxLost { .. } | Self::Unknown => 125,
+        }
+    }
+}
+
+impl ExecSpec {
+    /// Refuses what cannot be run, by name, before anything is started.
+    ///
+    /// # Errors
+    /// The first thing wrong with the request, as an error with `ran: no`.
+    pub fn check(&self) -> Result<(), Error> {
+        let Some(program) = self.argv.first() else {
+            return Err(Error::invalid("argv is empty", "Name the program to run as argv[0]."));
+        };
+        if program.is_empty() {
+            return Err(Error::invalid("argv[0] is empty", "Name the program to run as argv[0]."));
+        }
+        let argv_bytes: usize = self.argv.iter().map(|word| word.len() + 1).sum();
+        let env_bytes: usize = self.env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
+        if argv_bytes + env_bytes > limits::ARGV_ENV_BYTES_MAX {
+            return Err(limits::exceeded(
+                "argv and env together, in bytes",
+                (argv_bytes + env_bytes) as u64,
+                limits::ARGV_ENV_BYTES_MAX as u64,
+            ));
+        }
+        if let Some(word) = self.argv.iter().find(|word| word.len() > limits::WORD_BYTES_MAX) {
+            return Err(limits::exceeded(
+                "one word of argv, in bytes",
+                word.len() as u64,
+                limits::WORD_BYTES_MAX as u64,
+            ));
+        }
+        let texts = self.argv.iter().chain(self.env.keys()).chain(self.env.values()).chain(self.cwd.as_ref());
+        if texts.into_iter().any(|text| text.contains('\0')) {
+            return Err(Error::invalid(
+                "argv, env or cwd holds a NUL byte",
+                "Send such bytes through standard input or a file.",
+            ));
+        }
+        self.check_env()?;
+        self.check_numbers()
+    }
+
+    fn check_env(&self) -> Result<(), Error> {
+        for (name, value) in &self.env {
+            if name.is_empty() || name.contains('=') {
+                return Err(Error::invalid(
+                    format!("{name:?} is not the name of a variable"),
+                    "A name has at least one character and no '='.",
+                ));
+            }
+            let bytes = name.len() + value.len() + 1;
+            if bytes > limits::WORD_BYTES_MAX {
+                return Err(limits::exceeded(
+                    "one variable of env, in bytes",
+                    bytes as u64,
+                    limits::WORD_BYTES_MAX as u64,
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_numbers(&self) -> Result<(), Error> {
+        if self.uid.is_some_and(|uid| uid == 0 || uid > limits::UID_MAX) {
+            return Err(Error::invalid(
+                format!("uid {} is not offered", self.uid.unwrap_or_default()),
+                format!("Use a uid from 1 to {}, or none for the sandbox's own user.", limits::UID_MAX),
+            ));
+        }
+        if self.deadline_ms == Some(0) {
+            return Err(Error::invalid(
+                "deadline_ms is 0",
+                "Give at least 1 ms, or leave it out to run until the sandbox ends.",
+            ));
+        }
+        for (name, value, most) in [
+            ("deadline_ms", self.deadline_ms, limits::DEADLINE_MS_MAX),
+            ("grace_ms", self.grace_ms, limits::GRACE_MS_MAX),
+            ("output_bytes", self.output_bytes, limits::OUTPUT_BYTES_MAX),
+        ] {
+            if let Some(value) = value.filter(|value| *value > most) {
+                return Err(limits::exceeded(name, value, most));
+            }
+        }
+        if self.output_bytes.is_some_and(|bytes| bytes < limits::OUTPUT_BYTES_MIN) {
+            return Err(Error::invalid(
+                format!("output_bytes is below {}", limits::OUTPUT_BYTES_MIN),
+                "Keep at least that much, and read less of it.",
+            ));
+        }
+        Ok(())
+    }
+}

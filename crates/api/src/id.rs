@@ -1,0 +1,159 @@
+//! The names of sandboxes and execs.
+//!
+//! A sandbox id is a host name, a directory name and a cgroup name at once, so its alphabet is the smallest of
+//! the three: lower-case letters and digits, a letter first, at most [`ID_BYTES_MAX`].
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A DNS label may have 63 bytes; ports are put in front of ids (`8080-<id>`), and cells and nodes go inside.
+pub const ID_BYTES_MAX: usize = 40;
+
+/// The name of one sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SandboxId(String);
+
+/// The name of one exec inside its sandbox. Chosen by the asker, so that asking twice starts one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ExecId(String);
+
+/// Why a text is not an id.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{text:?} is not an id: use lower-case letters and digits, a letter first, at most {ID_BYTES_MAX}")]
+pub struct NotAnId {
+    text: String,
+}
+
+impl SandboxId {
+    /// A fresh id from 16 random bytes: `s` and 25 letters or digits.
+    pub fn from_random(bytes: [u8; 16]) -> Self {
+        Self(spell('s', bytes))
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl ExecId {
+    /// A fresh id from 16 random bytes: `e` and 25 letters or digits.
+    pub fn from_random(bytes: [u8; 16]) -> Self {
+        Self(spell('e', bytes))
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for SandboxId {
+    type Err = NotAnId;
+
+    fn from_str(text: &str) -> Result<Self, NotAnId> {
+        check(text).map(Self)
+    }
+}
+
+impl FromStr for ExecId {
+    type Err = NotAnId;
+
+    fn from_str(text: &str) -> Result<Self, NotAnId> {
+        check(text).map(Self)
+    }
+}
+
+impl TryFrom<String> for SandboxId {
+    type Error = NotAnId;
+
+    fn try_from(text: String) -> Result<Self, NotAnId> {
+        text.parse()
+    }
+}
+
+impl TryFrom<String> for ExecId {
+    type Error = NotAnId;
+
+    fn try_from(text: String) -> Result<Self, NotAnId> {
+        text.parse()
+    }
+}
+
+impl From<SandboxId> for String {
+    fn from(id: SandboxId) -> Self {
+        id.0
+    }
+}
+
+impl From<ExecId> for String {
+    fn from(id: ExecId) -> Self {
+        id.0
+    }
+}
+
+impl fmt::Display for SandboxId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for ExecId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn check(text: &str) -> Result<String, NotAnId> {
+    let letter_first = text.starts_with(|c: char| c.is_ascii_lowercase());
+    let alphabet = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    if letter_first && alphabet && text.len() <= ID_BYTES_MAX {
+        Ok(text.to_owned())
+    } else {
+        // The text came from outside: keep what an error message can carry.
+        Err(NotAnId { text: text.chars().take(2 * ID_BYTES_MAX).collect() })
+    }
+}
+
+/// Base 36: 25 digits carry 128 bits.
+fn spell(kind: char, bytes: [u8; 16]) -> String {
+    let mut number = u128::from_be_bytes(bytes);
+    let mut text = String::with_capacity(26);
+    text.push(kind);
+    for _ in 0..25 {
+        let digit = u32::try_from(number % 36).unwrap_or(0);
+        text.push(char::from_digit(digit, 36).unwrap_or('0'));
+        number /= 36;
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_host_names() {
+        for good in ["a", "s0", "abc123", "s".repeat(40).as_str()] {
+            assert!(good.parse::<SandboxId>().is_ok(), "{good}");
+        }
+        let long = "s".repeat(41);
+        for bad in ["", "1a", "A", "a-b", "a_b", "../x", "a/b", "a\0b", "a b", "é", "a%2e", long.as_str()] {
+            assert!(bad.parse::<SandboxId>().is_err(), "{bad:?}");
+            assert!(bad.parse::<ExecId>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn random_ids_are_ids_and_differ() {
+        let low = SandboxId::from_random([0; 16]);
+        let high = SandboxId::from_random([255; 16]);
+        assert!(low.as_str().parse::<SandboxId>().is_ok());
+        assert!(high.as_str().parse::<SandboxId>().is_ok());
+        assert_ne!(low, high);
+    }
+}

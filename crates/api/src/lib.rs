@@ -1,0 +1,26 @@
+//! What is said on every wire of Belljar: ids, bodies, frames, error codes and limits.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`id`] | the names of sandboxes and execs, checked once, when they are made |
+//! | [`exec`] | what an exec is asked to do, how it is doing, and how it ended |
+//! | [`frame`] | the frames in which an exec's output travels |
+//! | [`hello`] | the fixed greeting that opens every connection between guest and node |
+//! | [`limits`] | what a sandbox may use: defaults and hard maxima |
+//! | [`posture`] | what can be seen of a process's privileges |
+//! | [`error`] | the one shape of every error |
+//!
+//! Invariants: nothing here does I/O or knows a clock; every decoder takes hostile bytes and has a bound.
+
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod exec;
+pub mod frame;
+pub mod hello;
+pub mod id;
+pub mod limits;
+pub mod posture;
+
+pub use error::{Error, ErrorCode, Layer, Ran, Retry};
+pub use id::{ExecId, SandboxId};

@@ -1,0 +1,176 @@
+//! What a sandbox may use: defaults, hard maxima, and the bounds of the wire itself.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorCode, Layer, Ran, Retry};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Bytes kept of each output stream of an exec, unless it asks for another number (A2.10).
+pub const OUTPUT_BYTES: u64 = 10_000_000;
+/// Below this the head and the tail hold no useful text.
+pub const OUTPUT_BYTES_MIN: u64 = 4096;
+/// The reserved blocks of the smallest disk hold the two streams of a few such execs.
+pub const OUTPUT_BYTES_MAX: u64 = 100_000_000;
+/// The wall-clock limit of a run unless another is asked for (A2.08).
+pub const DEADLINE_MS: u64 = 60_000;
+/// No sandbox lives longer, so no exec can (A1.05: 24 h).
+pub const DEADLINE_MS_MAX: u64 = 24 * 3_600_000;
+/// The time between SIGTERM and SIGKILL unless another is asked for.
+pub const GRACE_MS: u64 = 500;
+/// Longer graces would hold up the end of a sandbox.
+pub const GRACE_MS_MAX: u64 = 60_000;
+/// Linux gives argv and env a quarter of the stack limit (8 MiB); leave room for the rest.
+pub const ARGV_ENV_BYTES_MAX: usize = 2_000_000;
+/// `MAX_ARG_STRLEN` of Linux, less its NUL.
+pub const WORD_BYTES_MAX: usize = 131_071;
+/// What a listing shows of an argv.
+pub const ARGV_SHOWN_BYTES: usize = 256;
+/// The last uid of a sandbox's range that is not `nobody` or the kernel's overflow id.
+pub const UID_MAX: u32 = 65_533;
+/// The user that code runs as (A2.03).
+pub const UID: u32 = 1000;
+/// Its name (A2.03).
+pub const USER: &str = "sandbox";
+/// Execs a guest keeps in its table, ended ones included; the oldest ended ones make room.
+pub const EXECS_MAX: usize = 1024;
+/// The largest JSON body that guest and node take from each other: an exec with a full argv and env, escaped.
+pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Width of the range of user ids that each sandbox has to itself.
+pub const UID_RANGE: u32 = 65_536;
+
+/// What one sandbox may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Memory of user code, with everything charged to it (A2.05). No swap.
+    pub memory_bytes: u64,
+    /// Processor time per second, in thousandths of a core (A2.06).
+    pub cpu_millis: u64,
+    /// Processes and threads of user code (A2.09).
+    pub pids: u64,
+    /// `/workspace`, the home directory and the kept output together (A2.10).
+    pub disk_bytes: u64,
+    /// Files and directories on that disk.
+    pub disk_inodes: u64,
+    /// `/tmp`, which is memory (A2.07).
+    pub tmp_bytes: u64,
+    /// How long the sandbox lives at most. The guest ends itself then, also when nobody is left to ask it to.
+    pub ttl_ms: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory_bytes: 512 * MIB,
+            cpu_millis: 1000,
+            pids: 128,
+            disk_bytes: GIB,
+            disk_inodes: 65_536,
+            tmp_bytes: 64 * MIB,
+            ttl_ms: 3_600_000,
+        }
+    }
+}
+
+impl Limits {
+    /// The most that may be asked for (A2.09).
+    pub const MAX: Self = Self {
+        memory_bytes: 4 * GIB,
+        cpu_millis: 4000,
+        pids: 1024,
+        disk_bytes: 64 * GIB,
+        disk_inodes: 4_194_304,
+        tmp_bytes: 4 * GIB,
+        ttl_ms: DEADLINE_MS_MAX,
+    };
+
+    /// The least with which a sandbox starts at all.
+    pub const MIN: Self = Self {
+        memory_bytes: 16 * MIB,
+        cpu_millis: 10,
+        pids: 4,
+        disk_bytes: 64 * MIB,
+        disk_inodes: 256,
+        tmp_bytes: MIB,
+        ttl_ms: 1000,
+    };
+
+    /// Refuses a limit above its maximum or below its minimum, by name.
+    ///
+    /// # Errors
+    /// `limit_exceeded` for the first such limit.
+    pub fn check(&self) -> Result<(), Error> {
+        let named = |limits: &Self| {
+            [
+                ("memory_bytes", limits.memory_bytes),
+                ("cpu_millis", limits.cpu_millis),
+                ("pids", limits.pids),
+                ("disk_bytes", limits.disk_bytes),
+                ("disk_inodes", limits.disk_inodes),
+                ("tmp_bytes", limits.tmp_bytes),
+                ("ttl_ms", limits.ttl_ms),
+            ]
+        };
+        for (((name, value), (_, most)), (_, least)) in
+            named(self).into_iter().zip(named(&Self::MAX)).zip(named(&Self::MIN))
+        {
+            if value > most {
+                return Err(exceeded(name, value, most));
+            }
+            if value < least {
+                return Err(Error {
+                    code: ErrorCode::LimitExceeded,
+                    message: format!("{name} is {value}, the least is {least}"),
+                    layer: Layer::Policy,
+                    ran: Ran::No,
+                    retry: Retry::Useless,
+                    fix: format!("Ask for {least} or more."),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The error for a value above its hard maximum.
+pub fn exceeded(name: &str, value: u64, most: u64) -> Error {
+    Error {
+        code: ErrorCode::LimitExceeded,
+        message: format!("{name} is {value}, the hard maximum is {most}"),
+        layer: Layer::Policy,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: format!("Ask for {most} or less."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_those_of_the_requirements() {
+        // A2.05, A2.06, A2.07, A2.09, A2.10
+        let limits = Limits::default();
+        assert_eq!(limits.memory_bytes, 512 << 20);
+        assert_eq!(limits.cpu_millis, 1000);
+        assert_eq!(limits.tmp_bytes, 64 << 20);
+        assert_eq!(limits.pids, 128);
+        assert_eq!(limits.disk_bytes, 1 << 30);
+        assert_eq!(OUTPUT_BYTES, 10_000_000);
+        assert_eq!(limits.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_limit_above_its_maximum_is_refused_by_name() {
+        // A2.09
+        let limits = Limits { memory_bytes: Limits::MAX.memory_bytes + 1, ..Limits::default() };
+        let error = limits.check().unwrap_err();
+        assert_eq!(error.code, ErrorCode::LimitExceeded);
+        assert!(error.message.contains("memory_bytes"), "{}", error.message);
+        let limits = Limits { pids: 0, ..Limits::default() };
+        assert!(limits.check().unwrap_err().message.contains("pids"));
+    }
+}

@@ -1,0 +1,364 @@
+//! One exec from its start to its outcome.
+//!
+//! ```text
+//! running ──process ends──▶ ended ──what was in its pipes is read──▶ complete
+//!    └─deadline · cancel · output limit · memory──▶ swept, then ended
+//! ```
+//!
+//! The outcome is decided by the first reason to end it, else by how the process ended. Pipes decide nothing: a
+//! process left behind may hold them for ever; what it still writes is counted and thrown away.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use api::exec::{Background, ExecEnd, ExecInfo, ExecSpec, Outcome, Stream};
+use api::{ExecId, limits};
+use rustix::process::WaitStatus;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::init;
+use crate::memory::{self, Kills};
+use crate::spool::{Spool, Taken};
+use crate::sweep::{self, Whom};
+
+/// One read of a pipe. Shared by all execs: a read and its spooling happen without a pause between.
+const SCRATCH_BYTES: usize = 256 * 1024;
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH_BYTES]);
+}
+
+/// One exec.
+pub struct Exec {
+    id: ExecId,
+    argv: String,
+    /// Of the request that started it: the same id with another request is a conflict.
+    pub fingerprint: u64,
+    group: u32,
+    started: Instant,
+    deadline: Option<Duration>,
+    grace: Duration,
+    background: Background,
+    kills: Rc<Kills>,
+    kills_before: u64,
+    spools: RefCell<[Spool; 2]>,
+    status: Cell<Option<WaitStatus>>,
+    reason: RefCell<Option<Outcome>>,
+    end: RefCell<Option<ExecEnd>>,
+    complete: Cell<bool>,
+    /// There are new bytes, or it is complete.
+    pub changed: Notify,
+    /// A reader has made room.
+    room: Notify,
+    /// The process has ended, or there is a reason to end it.
+    decided: Notify,
+}
+
+/// Our ends of a started process's output.
+pub struct Pipes {
+    /// Its standard output.
+    pub stdout: OwnedFd,
+    /// Its standard error.
+    pub stderr: OwnedFd,
+}
+
+impl Exec {
+    /// An exec whose process has just been started.
+    pub fn new(id: ExecId, spec: &ExecSpec, fingerprint: u64, group: u32, kills: Rc<Kills>) -> Self {
+        let bytes = spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES);
+        let spool = || Spool::new(spec.output, bytes, spool_file);
+        let mut argv = spec.argv.join(" ");
+        argv.truncate(argv.floor_char_boundary(limits::ARGV_SHOWN_BYTES));
+        Self {
+            id,
+            argv,
+            fingerprint,
+            group,
+            started: Instant::now(),
+            deadline: spec.deadline_ms.map(Duration::from_millis),
+            grace: Duration::from_millis(spec.grace_ms.unwrap_or(limits::GRACE_MS)),
+            background: spec.background,
+            kills_before: kills.count(),
+            kills,
+            spools: RefCell::new([spool(), spool()]),
+            status: Cell::new(None),
+            reason: RefCell::new(None),
+            end: RefCell::new(None),
+            complete: Cell::new(false),
+            changed: Notify::new(),
+            room: Notify::new(),
+            decided: Notify::new(),
+        }
+    }
+
+    /// The group that all its processes carry.
+    pub fn group(&self) -> u32 {
+        self.group
+    }
+
+    /// Whether its process has ended.
+    pub fn has_ended(&self) -> bool {
+        self.end.borrow().is_some()
+    }
+
+    /// How it ended, once everything its process wrote has been read.
+    pub fn end(&self) -> Option<ExecEnd> {
+        if self.complete.get() { self.end.borrow().clone() } else { None }
+    }
+
+    /// How it is doing; `processes` carry its group.
+    pub fn info(&self, processes: u32) -> ExecInfo {
+        let end = self.end.borrow();
+        let [stdout, stderr] = &*self.spools.borrow();
+        let ran =
+            end.as_ref().map_or_else(|| self.started.elapsed(), |end| Duration::from_micros(end.duration_us));
+        ExecInfo {
+            id: self.id.clone(),
+            argv: self.argv.clone(),
+            outcome: end.as_ref().map(|end| end.outcome.clone()),
+            processes,
+            stdout_bytes: stdout.written(),
+            stderr_bytes: stderr.written(),
+            duration_ms: u64::try_from(ran.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Does something with the spool of a stream.
+    pub fn spool<T>(&self, stream: Stream, act: impl FnOnce(&mut Spool) -> T) -> T {
+        let [stdout, stderr] = &mut *self.spools.borrow_mut();
+        act(match stream {
+            Stream::Stdout => stdout,
+            Stream::Stderr => stderr,
+        })
+    }
+
+    /// Bytes of its output that can be read again.
+    pub fn kept(&self) -> u64 {
+        self.spools.borrow().iter().map(Spool::kept).sum()
+    }
+
+    /// Lets go of its output. A reader that comes for it is told of the gap.
+    pub fn forget_output(&self) {
+        self.spools.borrow_mut().iter_mut().for_each(Spool::forget);
+    }
+
+    /// A reader has everything below the offset.
+    pub fn consume(&self, stream: Stream, offset: u64) {
+        self.spool(stream, |spool| spool.consume(offset));
+        self.room.notify_waiters();
+    }
+
+    /// Its process was reaped.
+    pub fn reaped(&self, status: WaitStatus) {
+        self.status.set(Some(status));
+        self.decided.notify_waiters();
+    }
+
+    /// Gives a reason to end it. The first one counts; after the end none does.
+    pub fn ask_to_end(&self, reason: Outcome) {
+        if !self.has_ended() && self.reason.borrow().is_none() {
+            self.reason.replace(Some(reason));
+            self.decided.notify_waiters();
+        }
+    }
+
+    /// Lives the exec from start to end.
+    pub async fn live(self: Rc<Self>, pipes: Pipes) {
+        let (Ok(stdout), Ok(stderr)) = (nonblocking(pipes.stdout), nonblocking(pipes.stderr)) else {
+            self.ask_to_end(Outcome::Unknown);
+            self.until_swept().await;
+            return self.finish(0);
+        };
+        let streams = [(Stream::Stdout, Rc::new(stdout)), (Stream::Stderr, Rc::new(stderr))];
+        let pumps = streams
+            .clone()
+            .map(|(stream, pipe)| tokio::task::spawn_local(Rc::clone(&self).pump(stream, pipe)));
+        self.until_decided().await;
+        if self.status.get().is_none() || self.background == Background::Kill {
+            self.until_swept().await;
+        }
+        for pump in pumps {
+            pump.abort();
+        }
+        let pending = streams.each_ref().map(|(_, pipe)| pending(pipe));
+        let left = u32::try_from(sweep::find(Whom::Group(self.group)).len()).unwrap_or(u32::MAX);
+        self.finish(left);
+        for ((stream, pipe), bytes) in streams.iter().zip(pending) {
+            self.drain(*stream, pipe, bytes).await;
+        }
+        self.complete();
+        if left > 0 {
+            for (_, pipe) in streams {
+                tokio::task::spawn_local(discard(pipe));
+            }
+        }
+    }
+
+    /// Waits for the end of the process or a reason to end it.
+    async fn until_decided(&self) {
+        let deadline = async {
+            match self.deadline {
+                Some(after) => tokio::time::sleep_until(self.started + after).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(deadline);
+        loop {
+            // Registered before looking, so that nothing said in between is missed.
+            let (decided, struck) = (self.decided.notified(), self.kills.struck.notified());
+            tokio::pin!(decided, struck);
+            decided.as_mut().enable();
+            struck.as_mut().enable();
+            if self.status.get().is_some() || self.reason.borrow().is_some() {
+                return;
+            }
+            tokio::select! {
+                () = decided => {}
+                () = struck => self.ask_to_end(Outcome::Oom),
+                () = &mut deadline => self.ask_to_end(Outcome::Timeout),
+            }
+        }
+    }
+
+    /// Ends all its processes and waits until the first of them is reaped.
+    async fn until_swept(&self) {
+        sweep::end(Whom::Group(self.group), self.grace).await;
+        loop {
+            let decided = self.decided.notified();
+            tokio::pin!(decided);
+            decided.as_mut().enable();
+            if self.status.get().is_some() {
+                return;
+            }
+            decided.await;
+        }
+    }
+
+    /// Decides the outcome. From here on it has ended, whoever still holds its pipes.
+    fn finish(&self, left_running: u32) {
+        let natural = || self.status.get().map_or(Outcome::Unknown, init::outcome);
+        let struck = self.kills.count() > self.kills_before;
+        let outcome = match self.reason.borrow().clone() {
+            Some(reason) => reason,
+            // The kernel ends all of user code for memory, or we do: whoever ran then ran out.
+            None if struck => Outcome::Oom,
+            None => natural(),
+        };
+        if outcome == Outcome::Oom {
+            memory::empty_shared_memory();
+        }
+        let duration_us = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.end.replace(Some(ExecEnd {
+            outcome,
+            stdout_bytes: 0,
+            stdout_dropped: 0,
+            stderr_bytes: 0,
+            stderr_dropped: 0,
+            duration_us,
+            left_running,
+            memory: None,
+        }));
+    }
+
+    /// Everything it wrote is in the spools: the counts are final.
+    fn complete(&self) {
+        if let Some(end) = &mut *self.end.borrow_mut() {
+            let [stdout, stderr] = &*self.spools.borrow();
+            (end.stdout_bytes, end.stdout_dropped) = (stdout.written(), stdout.dropped());
+            (end.stderr_bytes, end.stderr_dropped) = (stderr.written(), stderr.dropped());
+        }
+        self.complete.set(true);
+        self.changed.notify_waiters();
+    }
+
+    /// Moves bytes from a pipe to its spool until the pipe closes.
+    async fn pump(self: Rc<Self>, stream: Stream, pipe: Rc<AsyncFd<OwnedFd>>) {
+        loop {
+            let most = self.until_room(stream).await;
+            let Ok(mut ready) = pipe.readable().await else { return };
+            match ready.try_io(|pipe| self.take(stream, pipe.get_ref(), most)) {
+                Ok(Ok(0)) => return,
+                Ok(Ok(_)) => tokio::task::yield_now().await,
+                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(Err(_)) => return,
+                Err(_would_block) => {}
+            }
+        }
+    }
+
+    /// Moves the `bytes` that were in a pipe when the process ended.
+    async fn drain(&self, stream: Stream, pipe: &AsyncFd<OwnedFd>, bytes: usize) {
+        let mut left = bytes;
+        while left > 0 {
+            let most = self.until_room(stream).await;
+            match self.take(stream, pipe.get_ref(), left.min(most)) {
+                Ok(0) | Err(_) => return,
+                Ok(count) => left = left.saturating_sub(count),
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Waits until the spool takes at least one byte; says how many it takes.
+    async fn until_room(&self, stream: Stream) -> usize {
+        loop {
+            let room = self.room.notified();
+            tokio::pin!(room);
+            room.as_mut().enable();
+            match self.spool(stream, |spool| spool.room()) {
+                0 => room.await,
+                bytes => return usize::try_from(bytes).unwrap_or(usize::MAX),
+            }
+        }
+    }
+
+    /// One read of a pipe, straight into the spool: no byte is ever held between the two.
+    fn take(&self, stream: Stream, pipe: &OwnedFd, most: usize) -> io::Result<usize> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let most = most.min(SCRATCH_BYTES);
+            let count = rustix::io::read(pipe, scratch.get_mut(..most).unwrap_or_default())?;
+            let bytes = scratch.get(..count).unwrap_or_default();
+            if self.spool(stream, |spool| spool.write(bytes)) == Taken::OverLimit {
+                self.ask_to_end(Outcome::OutputLimit);
+            }
+            self.changed.notify_waiters();
+            Ok(count)
+        })
+    }
+}
+
+/// Reads and throws away, so that a process left behind neither blocks nor dies of a closed pipe.
+async fn discard(pipe: Rc<AsyncFd<OwnedFd>>) {
+    while let Ok(mut ready) = pipe.readable().await {
+        let read = ready.try_io(|pipe| {
+            SCRATCH.with_borrow_mut(|scratch| Ok(rustix::io::read(pipe.get_ref(), &mut scratch[..])?))
+        });
+        match read {
+            Ok(Ok(0)) => return,
+            Ok(Err(error)) if error.kind() != io::ErrorKind::Interrupted => return,
+            _ => tokio::task::yield_now().await,
+        }
+    }
+}
+
+fn nonblocking(pipe: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    rustix::io::ioctl_fionbio(&pipe, true)?;
+    AsyncFd::register(pipe)
+}
+
+fn pending(pipe: &AsyncFd<OwnedFd>) -> usize {
+    rustix::io::ioctl_fionread(pipe.get_ref()).ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
+}
+
+/// A file without a name on the sandbox's disk, in the blocks that user code cannot fill.
+fn spool_file() -> io::Result<std::fs::File> {
+    let path = "/.belljar/spool/next";
+    let file = std::fs::File::options().read(true).write(true).create(true).truncate(true).open(path)?;
+    std::fs::remove_file(path)?;
+    Ok(file)
+}

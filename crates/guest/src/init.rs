@@ -1,0 +1,82 @@
+//! Process 1: reaps, dials the node and redials, ends by its dead-man timer.
+//!
+//! ```text
+//! dial ──ok──▶ serve ──connection gone──▶ dial again, more slowly each time
+//!   └─failed──▶ wait, dial again                      time to live over, or SIGTERM ──▶ end
+//! ```
+//!
+//! The end of this process is the end of the sandbox: the kernel kills whatever else is in its namespace.
+
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustix::process::{WaitOptions, WaitStatus};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::LocalSet;
+
+use crate::table::Table;
+use crate::{dial, serve, sweep};
+
+/// The first wait after a failed dial. A restarted node listens within milliseconds.
+const REDIAL_FIRST: Duration = Duration::from_millis(5);
+/// The longest wait between dials: a node that is down for an hour must not cost its sandboxes any processor time.
+const REDIAL_LAST: Duration = Duration::from_millis(500);
+
+/// Runs until the time to live is over or somebody asks for the end.
+pub fn run(ttl: Duration) -> ExitCode {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return ExitCode::from(3);
+    };
+    // Nobody inside may read this process's memory or descriptors, whatever uid they have.
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+    LocalSet::new().block_on(&runtime, async move {
+        let table = Rc::new(Table::new());
+        let (Ok(children), Ok(mut terminate)) =
+            (signal(SignalKind::child()), signal(SignalKind::terminate()))
+        else {
+            return ExitCode::from(3);
+        };
+        tokio::task::spawn_local(reap(children, Rc::clone(&table)));
+        tokio::task::spawn_local(attend(Rc::clone(&table)));
+        tokio::select! {
+            () = tokio::time::sleep(ttl) => ExitCode::from(api::exec::GUEST_EXPIRED),
+            _ = terminate.recv() => {
+                sweep::end_everybody().await;
+                ExitCode::SUCCESS
+            }
+        }
+    })
+}
+
+/// Collects every child that ended, our own and orphans alike, and tells the table.
+async fn reap(mut children: tokio::signal::unix::Signal, table: Rc<Table>) {
+    while children.recv().await.is_some() {
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            table.ended(pid, status);
+        }
+    }
+}
+
+/// Serves one connection after the other, for ever.
+async fn attend(table: Rc<Table>) {
+    let mut pause = REDIAL_FIRST;
+    loop {
+        if let Ok(connection) = dial::dial().await {
+            table.attend(connection.descriptors);
+            serve::serve(connection.stream, Rc::clone(&table)).await;
+            pause = REDIAL_FIRST;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(REDIAL_LAST);
+    }
+}
+
+/// How a child ended, in the words of the wire. A status that says neither is never taken for success.
+pub fn outcome(status: WaitStatus) -> api::exec::Outcome {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => api::exec::Outcome::Exited { code },
+        (None, Some(signal)) => api::exec::Outcome::Signaled { signal },
+        (None, None) => api::exec::Outcome::Unknown,
+    }
+}

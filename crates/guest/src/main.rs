@@ -1,0 +1,55 @@
+//! The guest: process 1 of every sandbox. Static, small, and the node's only ear and hand inside.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`init`] | process 1: reaps, dials the node and redials, ends by its dead-man timer |
+//! | [`dial`] | one connection: the greeting and the descriptors that come with it |
+//! | [`serve`] | the routes of the channel, and nothing else |
+//! | [`table`] | the execs there are; it owns them, requests attach and leave |
+//! | [`exec`] | one exec from its start to its outcome |
+//! | [`launch`] | the one place that makes a process |
+//! | [`spool`] | the bounded store of one output stream |
+//! | [`stdin`] | the standard input of an exec |
+//! | [`output`] | the frames a reader of an exec gets |
+//! | [`sweep`] | finding and ending all processes of an exec by its group |
+//! | [`memory`] | telling that memory was used up, and tidying after it |
+//! | [`posture`] | what a user process can see of its own privileges |
+//!
+//! Invariants: one thread; an exec ends when its process ends; the guest trusts the node and nothing else; user
+//! code never runs in this process, and no descriptor of this process reaches user code except the three it is given.
+
+mod dial;
+mod exec;
+mod init;
+mod launch;
+mod memory;
+mod output;
+mod posture;
+mod serve;
+mod spool;
+mod stdin;
+mod sweep;
+mod table;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    match arguments.next().as_deref() {
+        Some("init") => {
+            let ttl_ms = match (arguments.next().as_deref(), arguments.next()) {
+                (Some("--ttl-ms"), Some(text)) => text.parse().ok(),
+                _ => None,
+            };
+            // Empty means deny: without a time to live there is no sandbox.
+            ttl_ms.map_or(ExitCode::from(2), |ms| init::run(Duration::from_millis(ms)))
+        }
+        Some("posture") => posture::print(),
+        Some("empty") => {
+            arguments.next().iter().for_each(|directory| memory::empty(directory.as_ref()));
+            ExitCode::SUCCESS
+        }
+        _ => ExitCode::from(2),
+    }
+}

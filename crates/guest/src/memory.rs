@@ -1,0 +1,109 @@
+//! Telling that memory was used up, and tidying after it.
+//!
+//! The kernel counts memory kills for the cgroup of user code; the node hands us a descriptor of that count. On
+//! cgroup version 2 the kernel ends all of user code at once. Version 1 kills one process and leaves a half-dead
+//! tree, so there we are told by an event and end the rest ourselves. Under gVisor neither exists: an overrun ends
+//! the sandbox, and the node says so.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::rc::Rc;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+
+use crate::sweep::{self, Whom};
+
+/// What is left here after a memory kill stays charged and would kill the next exec too.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// The count of memory kills, as far as this tier has one.
+#[derive(Default)]
+pub struct Kills {
+    count: RefCell<Option<OwnedFd>>,
+    /// Raised after user code was ended because of an event, so that running execs can be told.
+    pub struck: Rc<Notify>,
+    watching: Cell<bool>,
+}
+
+impl Kills {
+    /// Takes the descriptors of a new connection. The first event descriptor is watched until the end.
+    pub fn attend(self: &Rc<Self>, count: Option<OwnedFd>, event: Option<OwnedFd>) {
+        if let Some(count) = count {
+            self.count.replace(Some(count));
+        }
+        if let Some(event) =
+            event.and_then(|event| AsyncFd::register_with_interest(event, Interest::READABLE).ok())
+            && !self.watching.replace(true)
+        {
+            tokio::task::spawn_local(Rc::clone(self).watch(event));
+        }
+    }
+
+    /// How often the kernel has killed for memory; 0 where it cannot be known.
+    pub fn count(&self) -> u64 {
+        let count = self.count.borrow();
+        let Some(file) = count.as_ref() else { return 0 };
+        let mut buffer = [0; 512];
+        let Ok(length) = rustix::io::pread(file, &mut buffer, 0) else { return 0 };
+        kills_in(&String::from_utf8_lossy(buffer.get(..length).unwrap_or_default()))
+    }
+
+    async fn watch(self: Rc<Self>, event: AsyncFd<OwnedFd>) {
+        let mut known = self.count();
+        while let Ok(mut ready) = event.readable().await {
+            let mut buffer = [0; 8];
+            let _ = rustix::io::read(event.get_ref(), &mut buffer);
+            ready.clear_ready();
+            let now = self.count();
+            if now > known {
+                known = now;
+                self.struck.notify_waiters();
+                sweep::kill(Whom::Everybody).await;
+                empty_shared_memory();
+            }
+        }
+        self.watching.set(false);
+    }
+}
+
+/// Both versions of cgroups write a line `oom_kill N`.
+fn kills_in(text: &str) -> u64 {
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Removes what the dead left in shared memory. User code is gone, and the directory is our own; entries of other
+/// users' directories need their rights, so a child takes them on.
+pub fn empty_shared_memory() {
+    let mut command = std::process::Command::new("/.belljar/guest");
+    command.arg("empty").arg(SHARED_MEMORY).env_clear();
+    std::os::unix::process::CommandExt::uid(&mut command, api::limits::UID);
+    let _ = command.spawn();
+    empty(Path::new(SHARED_MEMORY));
+}
+
+/// Removes everything below a directory that we may remove; symbolic links are removed, never followed.
+pub fn empty(directory: &Path) {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let _ = if is_directory {
+            std::fs::remove_dir_all(entry.path())
+        } else {
+            std::fs::remove_file(entry.path())
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kills_are_read_from_both_versions() {
+        assert_eq!(kills_in("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"), 3);
+        assert_eq!(kills_in("low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\noom_group_kill 1\n"), 1);
+        assert_eq!(kills_in(""), 0);
+    }
+}

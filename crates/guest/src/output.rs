@@ -1,0 +1,91 @@
+//! The frames a reader of an exec gets: what is kept from its offsets on, gaps, heartbeats, and the end.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use api::exec::Stream;
+use api::frame::{HEADER_BYTES, Header};
+use bytes::{Bytes, BytesMut};
+use http_body_util::channel::Sender;
+
+use crate::exec::Exec;
+use crate::spool::Read;
+
+/// A reader hears something at least this often, so that it can tell a silent exec from a dead guest.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// The payload of one frame: large enough to carry a flood, small enough to hold two for a slow reader.
+const CHUNK_BYTES: usize = 256 * 1024;
+
+/// Where a reader is in each stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Position {
+    /// The next byte of standard output it wants.
+    pub stdout: u64,
+    /// The next byte of standard error it wants.
+    pub stderr: u64,
+}
+
+/// Sends frames until the exec is complete and everything was sent, or the reader is gone.
+pub async fn send(exec: Rc<Exec>, mut at: Position, mut sender: Sender<Bytes>) {
+    let mut buffer = BytesMut::new();
+    loop {
+        let changed = exec.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        // Before the streams are looked at: what is complete now holds nothing that we could miss.
+        let end = exec.end();
+        let mut idle = true;
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            let position = match stream {
+                Stream::Stdout => &mut at.stdout,
+                Stream::Stderr => &mut at.stderr,
+            };
+            if let Some(frame) = next(&exec, stream, position, &mut buffer) {
+                idle = false;
+                if sender.send_data(frame).await.is_err() {
+                    return;
+                }
+            }
+        }
+        if !idle {
+            continue;
+        }
+        if let Some(end) = end {
+            let Ok(json) = serde_json::to_vec(&end) else { return };
+            let length = u32::try_from(json.len()).unwrap_or(0);
+            let frame = [&Header::End { length }.encode()[..], &json].concat();
+            let _ = sender.send_data(frame.into()).await;
+            return;
+        }
+        if tokio::time::timeout(HEARTBEAT, changed).await.is_err() {
+            let frame = Bytes::copy_from_slice(&Header::Heartbeat.encode());
+            if sender.send_data(frame).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn next(exec: &Exec, stream: Stream, position: &mut u64, buffer: &mut BytesMut) -> Option<Bytes> {
+    let offset = *position;
+    let (available, most) = exec.spool(stream, |spool| (spool.written().saturating_sub(offset), CHUNK_BYTES));
+    if available == 0 {
+        return None;
+    }
+    let room = usize::try_from(available).unwrap_or(most).min(most);
+    buffer.resize(HEADER_BYTES + room, 0);
+    let (head, payload) = buffer.split_at_mut(HEADER_BYTES);
+    let header = match exec.spool(stream, |spool| spool.read(offset, payload)) {
+        Read::Nothing => return None,
+        Read::Gap { to } => {
+            *position = to;
+            Header::Gap { stream, to }
+        }
+        Read::Data(count) => {
+            *position = offset + count as u64;
+            Header::Data { stream, offset, length: u32::try_from(count).unwrap_or(0) }
+        }
+    };
+    head.copy_from_slice(&header.encode());
+    Some(buffer.split_to(HEADER_BYTES + header.payload_bytes()).freeze())
+}

@@ -1,0 +1,45 @@
+//! What a user process can see of its own privileges.
+//!
+//! Run as an ordinary exec (`/.belljar/guest posture`), so that what it shows is what every exec gets.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use api::posture::Posture;
+
+const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
+
+/// Prints the posture of this process as JSON.
+pub fn print() -> ExitCode {
+    // The list of descriptors comes first: reading anything else opens one.
+    let descriptors = descriptors();
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
+    let mut posture = Posture::parse(&read("status"), &read("limits"));
+    posture.descriptors = descriptors;
+    posture.namespaces = NAMESPACES
+        .into_iter()
+        .filter_map(|kind| {
+            let link = std::fs::read_link(format!("/proc/self/ns/{kind}")).ok()?;
+            Some((kind.to_owned(), link.to_string_lossy().into_owned()))
+        })
+        .collect();
+    let Ok(text) = serde_json::to_string(&posture) else { return ExitCode::FAILURE };
+    match rustix::io::write(rustix::stdio::stdout(), text.as_bytes()) {
+        Ok(written) if written == text.len() => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+fn descriptors() -> BTreeMap<u32, String> {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return BTreeMap::new() };
+    let listed: Vec<u32> =
+        entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    // The descriptor of the listing itself is closed by now and its link cannot be read.
+    listed
+        .into_iter()
+        .filter_map(|number| {
+            let link = std::fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
+            Some((number, link.to_string_lossy().into_owned()))
+        })
+        .collect()
+}

@@ -1,0 +1,207 @@
+//! The routes of the channel, and nothing else: what each does is said by the table and the exec.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `PUT /execs/{id}` with an `ExecSpec` | `ExecInfo`; the same request again starts nothing |
+//! | `GET /execs` | all execs, as a list of `ExecInfo` |
+//! | `GET /execs/{id}/output?stdout=N&stderr=M` | frames from these offsets on, until the end |
+//! | `PUT /execs/{id}/read?stdout=N&stderr=M` | everything below these offsets was taken |
+//! | `PUT /execs/{id}/stdin?offset=N[&last=1]` | the body goes to standard input |
+//! | `POST /execs/{id}/signal` with a `SignalRequest` | all processes of the exec get it |
+//! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
+
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::time::Duration;
+
+use api::exec::{ExecSpec, SignalRequest, Stream};
+use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
+use bytes::Bytes;
+use http_body_util::channel::Channel;
+use http_body_util::{BodyExt, Either, Full, Limited};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::process::Signal;
+use tokio::net::UnixStream;
+
+use crate::output::{self, Position};
+use crate::sweep::{self, Whom};
+use crate::table::Table;
+
+/// A node that does not answer pings for this long is gone; the guest dials the next one.
+const PING_EVERY: Duration = Duration::from_secs(5);
+const PING_WITHIN: Duration = Duration::from_secs(10);
+/// Requests in flight on one connection: every exec of a full table attached, with room for what is said besides.
+const STREAMS_MAX: u32 = 4096;
+/// What a slow reader may leave unread inside the guest.
+const SEND_BUFFER_BYTES: usize = 512 * 1024;
+/// Frames waiting for a slow reader.
+const FRAMES_WAITING: usize = 2;
+
+type Body = Either<Full<Bytes>, Channel<Bytes>>;
+type Reply = Result<Response<Body>, Error>;
+
+/// Runs hyper's tasks on this thread.
+#[derive(Clone)]
+struct Local;
+
+impl<F: Future + 'static> hyper::rt::Executor<F> for Local {
+    fn execute(&self, task: F) {
+        tokio::task::spawn_local(async move {
+            task.await;
+        });
+    }
+}
+
+/// Serves until the connection ends.
+pub async fn serve(stream: UnixStream, table: Rc<Table>) {
+    let service = service_fn(move |request| answer(request, Rc::clone(&table)));
+    let _ = hyper::server::conn::http2::Builder::new(Local)
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_WITHIN)
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+}
+
+async fn answer(request: Request<Incoming>, table: Rc<Table>) -> Result<Response<Body>, Infallible> {
+    Ok(route(request, table).await.unwrap_or_else(|error| {
+        let status = match error.code {
+            ErrorCode::NotFound => StatusCode::NOT_FOUND,
+            ErrorCode::Conflict => StatusCode::CONFLICT,
+            ErrorCode::Capacity => StatusCode::TOO_MANY_REQUESTS,
+            ErrorCode::Platform => StatusCode::INTERNAL_SERVER_ERROR,
+            ErrorCode::SpawnFailed
+            | ErrorCode::InvalidRequest
+            | ErrorCode::LimitExceeded
+            | ErrorCode::Unsupported
+            | ErrorCode::PostureMismatch
+            | ErrorCode::SandboxLost
+            | ErrorCode::Protocol
+            | ErrorCode::Deadline => StatusCode::BAD_REQUEST,
+        };
+        json(status, &error).unwrap_or_else(|_| Response::new(full(Bytes::new())))
+    }))
+}
+
+async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
+    let (parts, body) = request.into_parts();
+    let query = parts.uri.query().unwrap_or_default();
+    let path: Vec<&str> = parts.uri.path().split('/').skip(1).collect();
+    match (&parts.method, path.as_slice()) {
+        (&Method::GET, ["execs"]) => json(StatusCode::OK, &table.list()),
+        (&Method::PUT, ["execs", id]) => start(exec_id(id)?, body, &table).await,
+        (&Method::DELETE, ["execs", id]) => {
+            table.cancel(&exec_id(id)?)?;
+            json(StatusCode::OK, &())
+        }
+        (&Method::GET, ["execs", id, "output"]) => {
+            let exec = table.exec(&exec_id(id)?)?;
+            let position = position(query)?;
+            let (sender, channel) = Channel::new(FRAMES_WAITING);
+            tokio::task::spawn_local(output::send(exec, position, sender));
+            Ok(Response::new(Either::Right(channel)))
+        }
+        (&Method::PUT, ["execs", id, "read"]) => {
+            let exec = table.exec(&exec_id(id)?)?;
+            let position = position(query)?;
+            exec.consume(Stream::Stdout, position.stdout);
+            exec.consume(Stream::Stderr, position.stderr);
+            json(StatusCode::OK, &())
+        }
+        (&Method::PUT, ["execs", id, "stdin"]) => stdin(exec_id(id)?, query, body, &table).await,
+        (&Method::POST, ["execs", id, "signal"]) => signal(exec_id(id)?, body, &table).await,
+        _ => Err(Error::not_found(format!("there is no route {} {}", parts.method, parts.uri.path()))),
+    }
+}
+
+async fn start(id: ExecId, body: Incoming, table: &Table) -> Reply {
+    let bytes = collect(body).await?;
+    let spec: ExecSpec = parse(&bytes)?;
+    let exec = table.start(id, &spec, &bytes)?;
+    json(StatusCode::OK, &exec.info(1))
+}
+
+async fn stdin(id: ExecId, query: &str, mut body: Incoming, table: &Table) -> Reply {
+    let stdin = table.stdin(&id)?;
+    let mut offset = number(query, "offset")?.unwrap_or_else(|| stdin.received());
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Error::invalid(error.to_string(), "Send the rest again."))?;
+        if let Ok(bytes) = frame.into_data() {
+            stdin.write(offset, &bytes).await?;
+            offset += bytes.len() as u64;
+        }
+    }
+    if number(query, "last")?.is_some() {
+        stdin.close();
+    }
+    json(StatusCode::OK, &stdin.received())
+}
+
+async fn signal(id: ExecId, body: Incoming, table: &Table) -> Reply {
+    let exec = table.exec(&id)?;
+    let request: SignalRequest = parse(&collect(body).await?)?;
+    let wanted = Signal::from_named_raw(request.signal).ok_or_else(|| {
+        Error::invalid(
+            format!("{} is not the number of a signal", request.signal),
+            "Use one of the signals of signal(7), such as 2, 9 or 15.",
+        )
+    })?;
+    json(StatusCode::OK, &sweep::signal(Whom::Group(exec.group()), wanted))
+}
+
+async fn collect(body: Incoming) -> Result<Bytes, Error> {
+    match Limited::new(body, limits::BODY_BYTES_MAX).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) => {
+            Err(Error::invalid(format!("the body could not be read: {error}"), "Send a smaller body."))
+        }
+    }
+}
+
+fn parse<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        Error::invalid(format!("the body is not what was expected: {error}"), "Mend the body.")
+    })
+}
+
+fn exec_id(text: &str) -> Result<ExecId, Error> {
+    text.parse().map_err(|bad: api::id::NotAnId| Error::invalid(bad.to_string(), "Use such an id."))
+}
+
+fn position(query: &str) -> Result<Position, Error> {
+    Ok(Position {
+        stdout: number(query, "stdout")?.unwrap_or(0),
+        stderr: number(query, "stderr")?.unwrap_or(0),
+    })
+}
+
+fn number(query: &str, name: &str) -> Result<Option<u64>, Error> {
+    let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+    value
+        .map(|text| text.parse())
+        .transpose()
+        .map_err(|_| Error::invalid(format!("{name} is not a number"), "Give a decimal number."))
+}
+
+fn json<T: serde::Serialize>(status: StatusCode, value: &T) -> Reply {
+    let bytes = serde_json::to_vec(value).map_err(|error| Error {
+        code: ErrorCode::Platform,
+        message: format!("cannot write an answer: {error}"),
+        layer: Layer::Platform,
+        ran: Ran::Unknown,
+        retry: Retry::Unknown,
+        fix: "Report this with the guest's version.".into(),
+    })?;
+    let mut response = Response::new(full(bytes.into()));
+    *response.status_mut() = status;
+    Ok(response)
+}
+
+fn full(bytes: Bytes) -> Body {
+    Either::Left(Full::new(bytes))
+}

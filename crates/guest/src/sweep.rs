@@ -1,0 +1,143 @@
+//! Finding and ending all processes of an exec by its group.
+//!
+//! Every exec runs with an extra group id of its own. Code without capabilities cannot drop it, every descendant
+//! inherits it, and it shows in `/proc/<pid>/status` under every runtime, so a scan finds what `setsid` and double
+//! forks hide from process groups. A process that forks while it is being looked for can escape one scan, not three.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Scans that must find nobody before a group counts as ended.
+const CLEAN_SCANS: u32 = 3;
+/// Time for killed processes to leave between two scans.
+const BETWEEN_SCANS: Duration = Duration::from_millis(1);
+
+/// What one look at `/proc/<pid>/status` tells.
+struct Seen {
+    zombie: bool,
+    groups: Vec<u32>,
+}
+
+/// Who is meant.
+#[derive(Clone, Copy)]
+pub enum Whom {
+    /// All that carry the group of an exec.
+    Group(u32),
+    /// All but process 1.
+    Everybody,
+}
+
+/// The living processes of `whom`.
+pub fn find(whom: Whom) -> Vec<Pid> {
+    processes()
+        .filter(|(_, seen)| match whom {
+            Whom::Group(group) => seen.groups.contains(&group),
+            Whom::Everybody => true,
+        })
+        .map(|(pid, _)| pid)
+        .collect()
+}
+
+/// How many living processes carry each group.
+pub fn census() -> HashMap<u32, u32> {
+    let mut census = HashMap::new();
+    for (_, seen) in processes() {
+        for group in seen.groups {
+            *census.entry(group).or_insert(0) += 1;
+        }
+    }
+    census
+}
+
+/// Sends a signal to all of `whom`; says how many there were.
+pub fn signal(whom: Whom, signal: Signal) -> usize {
+    let found = find(whom);
+    for pid in &found {
+        // A process that is gone meanwhile is what we wanted.
+        let _ = kill_process(*pid, signal);
+    }
+    found.len()
+}
+
+/// Ends all of `whom`: stop, then kill, until three scans in a row find nobody.
+pub async fn kill(whom: Whom) {
+    let mut clean = 0;
+    while clean < CLEAN_SCANS {
+        let found = find(whom);
+        for pid in &found {
+            let _ = kill_process(*pid, Signal::STOP);
+        }
+        for pid in &found {
+            let _ = kill_process(*pid, Signal::KILL);
+        }
+        if found.is_empty() {
+            clean += 1;
+            tokio::task::yield_now().await;
+        } else {
+            clean = 0;
+            tokio::time::sleep(BETWEEN_SCANS).await;
+        }
+    }
+}
+
+/// Asks `whom` to end, waits up to `grace`, then kills.
+pub async fn end(whom: Whom, grace: Duration) {
+    if !grace.is_zero() && signal(whom, Signal::TERM) > 0 {
+        let asked = tokio::time::Instant::now();
+        let mut pause = BETWEEN_SCANS;
+        while asked.elapsed() < grace && !find(whom).is_empty() {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+    kill(whom).await;
+}
+
+/// Asks everybody to end and waits for it. Whoever sent us SIGTERM kills us when its patience is over.
+pub async fn end_everybody() {
+    signal(Whom::Everybody, Signal::TERM);
+    while !find(Whom::Everybody).is_empty() {
+        tokio::time::sleep(BETWEEN_SCANS).await;
+    }
+}
+
+fn processes() -> impl Iterator<Item = (Pid, Seen)> {
+    std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|pid| *pid != 1)
+        .filter_map(|pid| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            let seen = look(&status);
+            Some((Pid::from_raw(pid)?, seen)).filter(|(_, seen)| !seen.zombie)
+        })
+}
+
+fn look(status: &str) -> Seen {
+    let mut seen = Seen { zombie: false, groups: Vec::new() };
+    for line in status.lines() {
+        if let Some(rest) = line.strip_prefix("State:") {
+            seen.zombie = rest.trim_start().starts_with(['Z', 'X']);
+        } else if let Some(rest) = line.strip_prefix("Groups:") {
+            seen.groups = rest.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        }
+    }
+    seen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zombie_is_never_taken_for_running() {
+        assert!(look("Name:\tx\nState:\tZ (zombie)\nGroups:\t20001 \n").zombie);
+        let seen = look("Name:\tx\nState:\tS (sleeping)\nGroups:\t7 20001 \n");
+        assert!(!seen.zombie);
+        assert_eq!(seen.groups, [7, 20001]);
+    }
+}
