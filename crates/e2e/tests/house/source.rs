@@ -80,6 +80,15 @@ pub(crate) fn test_names(file: &File) -> Vec<String> {
     broken
 }
 
+/// The names of all functions.
+pub(crate) fn functions(text: &str) -> Vec<&str> {
+    let after = text.split("fn ").skip(1);
+    after
+        .filter_map(|rest| rest.split(|c: char| !is_word(c)).next())
+        .filter(|name| !name.is_empty())
+        .collect()
+}
+
 fn is_empty_name(name: &str) -> bool {
     let is_part = name.strip_prefix("part").is_some_and(|rest| rest.parse::<u32>().is_ok());
     is_part

@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# Executes the README's commands, literally, on a fresh Debian: a newcomer's first minute, as a test. Needs root.
+#
+#   scripts/first-minute.sh [--dry] [bookworm|trixie]
+#
+# The fresh Debian is a root file system of mmdebstrap's (minbase), entered by pivot_root in mount and process
+# namespaces of its own, on this machine's kernel: whatever is mounted or started there ends with the script. The
+# commands are the ```sh blocks of README.md between `<!-- first-minute -->` and `<!-- /first-minute -->`; each
+# block is one `bash -e` in a checkout of HEAD. The last line that the last block prints must be `1`.
+#
+# Two things of this machine are lent, through overlays that are thrown away: rustup's toolchains, because the README
+# asks for rustup and not for a download of it on each test, and cargo's registry, so that crates come from its cache.
+# A machine that reaches Debian through a proxy or has certificates of its own keeps both inside.
+#
+# --dry executes the block that installs packages and shows the others.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly MIRROR=http://deb.debian.org/debian
+readonly CACHE=target/first-minute
+# A root file system older than this is no longer fresh.
+readonly CACHE_DAYS=7
+
+dry=no suite=bookworm
+for word in "$@"; do
+    case $word in
+    --dry) dry=yes ;;
+    bookworm | trixie) suite=$word ;;
+    *)
+        echo "first-minute: unknown argument $word" >&2
+        exit 2
+        ;;
+    esac
+done
+if [[ $(id -u) != 0 ]]; then
+    exec sudo --preserve-env=PATH,HOME "$0" "$@"
+fi
+
+note() { printf -- '-- %s (%d s)\n' "$1" "$SECONDS"; }
+
+# The marked blocks of a README, as files 1, 2, … of a directory.
+extract() { # README, directory
+    awk -v dir="$2" '
+        /^<!-- first-minute -->$/  { marked = 1 }
+        /^<!-- \/first-minute -->$/ { marked = 0 }
+        /^```/ && inside            { inside = 0; close(file); next }
+        /^```sh$/ && marked         { inside = 1; file = dir "/" ++count; next }
+        inside                      { print > file }' "$1"
+    [[ -e $2/1 ]] || { echo 'first-minute: README.md has no block between its markers' >&2; exit 1; }
+}
+
+fresh_debian() { # archive
+    [[ -n $(find "$1" -mtime "-$CACHE_DAYS" 2>/dev/null) ]] && return
+    mkdir -p "$(dirname "$1")"
+    mmdebstrap --quiet --variant=minbase "$suite" "$1.new" "$MIRROR"
+    mv "$1.new" "$1"
+}
+
+# How this machine reaches the world.
+lend_network() { # root
+    cat /etc/resolv.conf >"$1/etc/resolv.conf"
+    cat /etc/hosts >"$1/etc/hosts"
+    apt-config dump | grep -E '^Acquire::(https?::Proxy|Check-Valid-Until)' >"$1/etc/apt/apt.conf.d/99lent" || true
+    if compgen -G '/usr/local/share/ca-certificates/*.crt' >/dev/null; then
+        mkdir -p "$1/usr/local/share/ca-certificates"
+        cp /usr/local/share/ca-certificates/*.crt "$1/usr/local/share/ca-certificates/"
+    fi
+}
+
+# Runs in the new namespaces: makes the tree complete, and makes it the root.
+enter() { # root, scratch, home
+    local root=$1 scratch=$2 home=$3 inside_home=/root name
+    mount --make-rprivate /
+    mount --bind "$root" "$root"
+    for name in dev sys; do
+        mount --rbind "/$name" "$root/$name"
+    done
+    mount -t proc proc "$root/proc"
+    for name in .rustup .cargo/bin .cargo/registry; do
+        [[ -d $home/$name ]] || continue
+        mkdir -p "$root$inside_home/$name" "$scratch/$name/upper" "$scratch/$name/work"
+        mount -t overlay overlay "$root$inside_home/$name" \
+            -o "lowerdir=$home/$name,upperdir=$scratch/$name/upper,workdir=$scratch/$name/work"
+    done
+    mkdir "$root/.old"
+    cd "$root"
+    pivot_root . .old
+    cd /root/belljar
+    umount -l /.old
+    rmdir /.old
+    exec env -i HOME="$inside_home" TERM=dumb LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
+        PATH="$inside_home/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+        ${http_proxy:+http_proxy=$http_proxy} ${https_proxy:+https_proxy=$https_proxy} \
+        bash /root/first-minute/inside "$dry"
+}
+
+# What runs inside: the blocks, in order.
+inside() {
+    cat <<'INSIDE'
+set -euo pipefail
+dry=$1
+last=$(find /root/first-minute -name '[0-9]*' -printf '%f\n' | sort -n | tail -1)
+for number in $(seq "$last"); do
+    block=/root/first-minute/$number
+    from=$SECONDS
+    sed 's/^/$ /' "$block"
+    if [[ $dry == yes && $number != 1 ]]; then
+        continue
+    fi
+    bash -e "$block" </dev/null | tee "$block.out"
+    printf -- '-- block %s of %s: %d s\n' "$number" "$last" $((SECONDS - from))
+done
+if [[ $dry == yes ]]; then
+    command -v cargo >/dev/null && cargo --version
+    exit 0
+fi
+said=$(tail -n 1 "/root/first-minute/$last.out")
+if [[ $said != 1 ]]; then
+    printf 'first-minute: the last command printed %q, not 1\n' "$said" >&2
+    exit 1
+fi
+INSIDE
+}
+
+archive=$CACHE/$suite.tar
+fresh_debian "$archive"
+note "a fresh $suite"
+
+work=$(mktemp -d "$PWD/$CACHE/run.XXXXXX")
+trap 'rm -rf --one-file-system "$work"' EXIT
+mkdir "$work/root" "$work/scratch"
+tar -xpf "$archive" -C "$work/root" --numeric-owner
+mkdir -p "$work/root/root/belljar" "$work/root/root/first-minute"
+git archive HEAD | tar -xf - -C "$work/root/root/belljar"
+extract "$work/root/root/belljar/README.md" "$work/root/root/first-minute"
+inside >"$work/root/root/first-minute/inside"
+lend_network "$work/root"
+note 'the checkout is inside'
+
+export -f enter
+export dry
+unshare --mount --pid --fork --kill-child bash -euo pipefail -c 'enter "$@"' enter "$work/root" "$work/scratch" "$HOME"
+note 'the first minute'
