@@ -123,8 +123,6 @@ pub enum LostCause {
     Expired,
     /// Somebody stopped it.
     Stopped,
-    /// The guest broke the protocol and was ended for it.
-    Protocol,
 }
 
 /// How an exec is doing.

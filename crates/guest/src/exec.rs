@@ -17,7 +17,7 @@ use std::time::Duration;
 use api::exec::{Background, ExecEnd, ExecInfo, ExecSpec, Outcome, Stream};
 use api::{ExecId, limits};
 use rustix::process::WaitStatus;
-use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -25,6 +25,7 @@ use crate::init;
 use crate::memory::{self, Kills};
 use crate::spool::{Spool, Taken};
 use crate::sweep::{self, Whom};
+use crate::watched::{Watched, watch};
 
 /// One read of a pipe. Shared by all execs: a read and its spooling happen without a pause between.
 const SCRATCH_BYTES: usize = 256 * 1024;
@@ -169,7 +170,9 @@ impl Exec {
 
     /// Lives the exec from start to end.
     pub async fn live(self: Rc<Self>, pipes: Pipes) {
-        let (Ok(stdout), Ok(stderr)) = (nonblocking(pipes.stdout), nonblocking(pipes.stderr)) else {
+        let (Ok(stdout), Ok(stderr)) =
+            (watch(pipes.stdout, Interest::READABLE), watch(pipes.stderr, Interest::READABLE))
+        else {
             self.ask_to_end(Outcome::Unknown);
             self.until_swept().await;
             return self.finish(0);
@@ -277,7 +280,7 @@ impl Exec {
     }
 
     /// Moves bytes from a pipe to its spool until the pipe closes.
-    async fn pump(self: Rc<Self>, stream: Stream, pipe: Rc<AsyncFd<OwnedFd>>) {
+    async fn pump(self: Rc<Self>, stream: Stream, pipe: Rc<Watched>) {
         loop {
             let most = self.until_room(stream).await;
             let Ok(mut ready) = pipe.readable().await else { return };
@@ -292,7 +295,7 @@ impl Exec {
     }
 
     /// Moves the `bytes` that were in a pipe when the process ended.
-    async fn drain(&self, stream: Stream, pipe: &AsyncFd<OwnedFd>, bytes: usize) {
+    async fn drain(&self, stream: Stream, pipe: &Watched, bytes: usize) {
         let mut left = bytes;
         while left > 0 {
             let most = self.until_room(stream).await;
@@ -333,7 +336,7 @@ impl Exec {
 }
 
 /// Reads and throws away, so that a process left behind neither blocks nor dies of a closed pipe.
-async fn discard(pipe: Rc<AsyncFd<OwnedFd>>) {
+async fn discard(pipe: Rc<Watched>) {
     while let Ok(mut ready) = pipe.readable().await {
         let read = ready.try_io(|pipe| {
             SCRATCH.with_borrow_mut(|scratch| Ok(rustix::io::read(pipe.get_ref(), &mut scratch[..])?))
@@ -346,12 +349,7 @@ async fn discard(pipe: Rc<AsyncFd<OwnedFd>>) {
     }
 }
 
-fn nonblocking(pipe: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    rustix::io::ioctl_fionbio(&pipe, true)?;
-    AsyncFd::register(pipe)
-}
-
-fn pending(pipe: &AsyncFd<OwnedFd>) -> usize {
+fn pending(pipe: &Watched) -> usize {
     rustix::io::ioctl_fionread(pipe.get_ref()).ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
 }
 

@@ -13,6 +13,7 @@
 //! | [`output`] | the frames a reader of an exec gets |
 //! | [`sweep`] | finding and ending all processes of an exec by its group |
 //! | [`memory`] | telling that memory was used up, and tidying after it |
+//! | [`watched`] | descriptors that tokio waits on |
 //! | [`posture`] | what a user process can see of its own privileges |
 //!
 //! Invariants: one thread; an exec ends when its process ends; the guest trusts the node and nothing else; user
@@ -30,6 +31,7 @@ mod spool;
 mod stdin;
 mod sweep;
 mod table;
+mod watched;
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -11,10 +11,10 @@ use std::path::Path;
 use std::rc::Rc;
 
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
 use crate::sweep::{self, Whom};
+use crate::watched::{Watched, watch};
 
 /// What is left here after a memory kill stays charged and would kill the next exec too.
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -34,8 +34,7 @@ impl Kills {
         if let Some(count) = count {
             self.count.replace(Some(count));
         }
-        if let Some(event) =
-            event.and_then(|event| AsyncFd::register_with_interest(event, Interest::READABLE).ok())
+        if let Some(event) = event.and_then(|event| watch(event, Interest::READABLE).ok())
             && !self.watching.replace(true)
         {
             tokio::task::spawn_local(Rc::clone(self).watch(event));
@@ -51,7 +50,7 @@ impl Kills {
         kills_in(&String::from_utf8_lossy(buffer.get(..length).unwrap_or_default()))
     }
 
-    async fn watch(self: Rc<Self>, event: AsyncFd<OwnedFd>) {
+    async fn watch(self: Rc<Self>, event: Watched) {
         let mut known = self.count();
         while let Ok(mut ready) = event.readable().await {
             let mut buffer = [0; 8];

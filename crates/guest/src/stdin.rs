@@ -6,21 +6,20 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use api::{Error, ErrorCode, Layer, Ran, Retry};
-use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
+
+use crate::watched::{Watched, watch};
 
 /// Our end of the pipe, if there is one.
 pub struct Stdin {
-    pipe: RefCell<Option<Rc<AsyncFd<OwnedFd>>>>,
+    pipe: RefCell<Option<Rc<Watched>>>,
     received: Cell<u64>,
 }
 
 impl Stdin {
     /// Takes over our end of the pipe.
     pub fn new(pipe: Option<OwnedFd>) -> Self {
-        let pipe = pipe.and_then(|pipe| {
-            rustix::io::ioctl_fionbio(&pipe, true).ok()?;
-            AsyncFd::register(pipe).ok().map(Rc::new)
-        });
+        let pipe = pipe.and_then(|pipe| watch(pipe, Interest::WRITABLE).ok()).map(Rc::new);
         Self { pipe: RefCell::new(pipe), received: Cell::new(0) }
     }
 

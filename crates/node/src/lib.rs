@@ -1,1 +1,24 @@
-//! One machine.
+//! One machine: sandboxes, the channels to their guests, and the templates they are made from.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`sandbox`] | one sandbox from start to stop, its posture checked before anything runs in it |
+//! | [`link`] | the host end of the channel: one connection after the other, requests that outlive them |
+//! | [`exec`] | one exec as seen from here: its output from any offset, its one outcome |
+//! | [`guest`] | the guest's executable, carried inside this one |
+//! | [`error`] | why something failed, and how that is said outside |
+//!
+//! Invariants: every byte from a guest is hostile; every wait has a deadline; an exec is never reported as ended
+//! well unless its guest said so.
+
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod exec;
+pub mod guest;
+pub mod link;
+pub mod sandbox;
+
+pub use error::Error;
+pub use exec::{Collected, Event, Exec};
+pub use sandbox::Sandbox;

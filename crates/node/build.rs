@@ -1,0 +1,46 @@
+//! Builds the guest, so that it travels inside the executable and there is no second file to lose or mismatch.
+//!
+//! The guest is static: no library of an image is needed to run it. With the musl target installed it is linked
+//! against that; without it, statically against the machine's own C library (twice the size, otherwise the same).
+
+use std::env;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let manifest = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
+    let workspace = manifest.join("../..");
+    for part in ["crates/guest", "crates/api", "Cargo.toml", "Cargo.lock"] {
+        println!("cargo::rerun-if-changed={}", workspace.join(part).display());
+    }
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let architecture = env::var("CARGO_CFG_TARGET_ARCH")?;
+    let musl = format!("{architecture}-unknown-linux-musl");
+    let (target, flags) = if has_target(&musl)? {
+        (musl, "")
+    } else {
+        (format!("{architecture}-unknown-linux-gnu"), "-Ctarget-feature=+crt-static")
+    };
+    // A target directory of its own: the outer cargo holds the lock of the workspace's.
+    let built = out.join("guest-build");
+    let status = Command::new(env::var("CARGO")?)
+        .args(["build", "--package", "guest", "--profile", "guest", "--target", &target, "--target-dir"])
+        .arg(&built)
+        .current_dir(&workspace)
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("RUSTC_WORKSPACE_WRAPPER")
+        .env("RUSTFLAGS", flags)
+        .status()?;
+    if !status.success() {
+        return Err(format!("building the guest for {target} failed").into());
+    }
+    std::fs::copy(built.join(&target).join("guest/guest"), out.join("guest"))?;
+    Ok(())
+}
+
+fn has_target(target: &str) -> Result<bool, Box<dyn Error>> {
+    let output = Command::new(env::var("RUSTC")?).args(["--print", "sysroot"]).output()?;
+    let sysroot = String::from_utf8(output.stdout)?;
+    Ok(Path::new(sysroot.trim()).join("lib/rustlib").join(target).join("lib").is_dir())
+}

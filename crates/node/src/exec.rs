@@ -1,0 +1,379 @@
+//! One exec as seen from here: its output from any offset, its one outcome.
+//!
+//! The exec lives in the guest's table; this is a reader that comes back. It checks what it is told: every byte
+//! must follow the one before, and the end must agree with what was read. A guest that lies about one exec ends
+//! that reader with a protocol error, and nothing else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::exec::{ExecEnd, ExecInfo, ExecSpec, MemoryReport, Outcome, OutputMode, SignalRequest, Stream};
+use api::frame::{HEADER_BYTES, Header};
+use api::{ExecId, SandboxId, limits};
+use bytes::{Buf, Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::Method;
+use hyper::body::Incoming;
+use runtime::Runtime;
+use tokio::time::Instant;
+
+use crate::error::Error;
+use crate::link::{Ask, Link};
+
+/// A guest answers at once; under a full load of every limit it was seen to answer within a tenth of this.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// A guest sends a heartbeat every 5 s. Three missed ones, and the connection counts as dead.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
+/// How long after its deadline and grace an exec may be reported as ended before the sandbox is ended from outside.
+const OVERDUE: Duration = Duration::from_secs(2);
+/// Bytes read before the guest is told, in mode `block`, as a part of what the spool holds.
+const CONSUME_PARTS: u64 = 4;
+
+/// A reader of one exec.
+pub struct Exec {
+    id: ExecId,
+    sandbox: SandboxId,
+    link: Arc<Link>,
+    runtime: Arc<dyn Runtime>,
+    memory_bytes: u64,
+    position: [u64; 2],
+    dropped: [u64; 2],
+    /// What was last told to the guest as taken, where the mode is `block`.
+    consumed: Option<[u64; 2]>,
+    consume_every: u64,
+    overdue: Option<Instant>,
+    started: Instant,
+    body: Option<Incoming>,
+    buffer: BytesMut,
+    /// The stream and the number of bytes of the data frame being read.
+    open: Option<(Stream, usize)>,
+    ended: bool,
+}
+
+/// What a reader gets.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Bytes of a stream.
+    Data {
+        /// Which stream.
+        stream: Stream,
+        /// The offset of the first.
+        offset: u64,
+        /// The bytes.
+        bytes: Bytes,
+    },
+    /// Bytes that were not kept.
+    Gap {
+        /// Which stream.
+        stream: Stream,
+        /// The first that is missing.
+        from: u64,
+        /// The first that is there again.
+        to: u64,
+    },
+    /// It has ended. Nothing comes after.
+    End(ExecEnd),
+}
+
+/// Everything an exec wrote that was kept, and how it ended.
+#[derive(Debug)]
+pub struct Collected {
+    /// Standard output; a gap leaves nothing.
+    pub stdout: Vec<u8>,
+    /// Standard error; a gap leaves nothing.
+    pub stderr: Vec<u8>,
+    /// How it ended.
+    pub end: ExecEnd,
+}
+
+impl Exec {
+    /// Starts the command, or attaches to the exec that the same request started before.
+    pub(crate) async fn start(
+        link: Arc<Link>,
+        runtime: Arc<dyn Runtime>,
+        sandbox: SandboxId,
+        id: ExecId,
+        spec: &ExecSpec,
+        memory_bytes: u64,
+    ) -> Result<Self, Error> {
+        spec.check().map_err(Error::Request)?;
+        let body = serde_json::to_vec(spec).map_err(|error| Error::Protocol(error.to_string()))?;
+        let ask = Ask { method: Method::PUT, path: format!("/execs/{id}"), body: body.into() };
+        let _: ExecInfo = link.call(&ask, ANSWER_WITHIN).await?;
+        let grace = Duration::from_millis(spec.grace_ms.unwrap_or(limits::GRACE_MS));
+        let started = Instant::now();
+        Ok(Self {
+            overdue: spec.deadline_ms.map(|ms| started + Duration::from_millis(ms) + grace + OVERDUE),
+            consumed: (spec.output == OutputMode::Block).then_some([0; 2]),
+            consume_every: spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES) / CONSUME_PARTS,
+            ..Self::attach(link, runtime, sandbox, id, memory_bytes)
+        })
+    }
+
+    /// A reader of an exec that was started before, from the first byte on.
+    pub(crate) fn attach(
+        link: Arc<Link>,
+        runtime: Arc<dyn Runtime>,
+        sandbox: SandboxId,
+        id: ExecId,
+        memory_bytes: u64,
+    ) -> Self {
+        Self {
+            id,
+            sandbox,
+            link,
+            runtime,
+            memory_bytes,
+            position: [0; 2],
+            dropped: [0; 2],
+            consumed: None,
+            consume_every: limits::OUTPUT_BYTES / CONSUME_PARTS,
+            overdue: None,
+            started: Instant::now(),
+            body: None,
+            buffer: BytesMut::new(),
+            open: None,
+            ended: false,
+        }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &ExecId {
+        &self.id
+    }
+
+    /// Reads from these offsets on instead of from the first byte.
+    pub fn seek(&mut self, stdout: u64, stderr: u64) {
+        self.position = [stdout, stderr];
+        self.leave();
+    }
+
+    /// The next thing that happens. After the end it is the end's absence: `None`.
+    ///
+    /// # Errors
+    /// The guest broke the protocol, or the exec is not known.
+    pub async fn next(&mut self) -> Result<Option<Event>, Error> {
+        if self.ended {
+            return Ok(None);
+        }
+        self.consume().await?;
+        let at = self.overdue;
+        let overdue = async move {
+            match at {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(overdue);
+        // The guest keeps the deadline; a guest that cannot is ended from outside, and the exec with it.
+        let (link, runtime, sandbox) =
+            (Arc::clone(&self.link), Arc::clone(&self.runtime), self.sandbox.clone());
+        let event = tokio::select! {
+            event = self.follow() => event,
+            () = &mut overdue => {
+                link.stopping();
+                runtime.stop(&sandbox, Duration::ZERO).await?;
+                Ok(Event::End(self.end_from_here(Outcome::Timeout)))
+            }
+        };
+        match event {
+            Ok(Event::End(mut end)) => {
+                self.ended = true;
+                if end.outcome == Outcome::Oom {
+                    let peak_bytes =
+                        self.runtime.usage(&self.sandbox).await.map_or(0, |usage| usage.memory_peak_bytes);
+                    end.memory = Some(MemoryReport { limit_bytes: self.memory_bytes, peak_bytes });
+                }
+                Ok(Some(Event::End(end)))
+            }
+            Err(Error::Lost(cause)) => {
+                self.ended = true;
+                Ok(Some(Event::End(self.end_from_here(Outcome::SandboxLost { cause }))))
+            }
+            event => event.map(Some),
+        }
+    }
+
+    /// Reads to the end. Keeps at most what the guest keeps.
+    ///
+    /// # Errors
+    /// As [`Exec::next`].
+    pub async fn collect(mut self) -> Result<Collected, Error> {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        loop {
+            match self.next().await? {
+                Some(Event::Data { stream: Stream::Stdout, bytes, .. }) => stdout.extend_from_slice(&bytes),
+                Some(Event::Data { stream: Stream::Stderr, bytes, .. }) => stderr.extend_from_slice(&bytes),
+                Some(Event::Gap { .. }) => {}
+                Some(Event::End(end)) => return Ok(Collected { stdout, stderr, end }),
+                None => return Err(Error::Protocol("the output ended without an end".into())),
+            }
+        }
+    }
+
+    /// Sends bytes to standard input at an offset; `last` closes it. Waits while the process does not read.
+    ///
+    /// # Errors
+    /// The process closed it, or the exec is not known.
+    pub async fn write_stdin(
+        &self,
+        offset: u64,
+        bytes: Bytes,
+        last: bool,
+        within: Duration,
+    ) -> Result<u64, Error> {
+        let last = if last { "&last=1" } else { "" };
+        let path = format!("/execs/{}/stdin?offset={offset}{last}", self.id);
+        self.link.call(&Ask { method: Method::PUT, path, body: bytes }, within).await
+    }
+
+    /// Sends a signal to all its processes; says how many there were.
+    ///
+    /// # Errors
+    /// The number is no signal, or the exec is not known.
+    pub async fn signal(&self, signal: i32) -> Result<u32, Error> {
+        let body =
+            serde_json::to_vec(&SignalRequest { signal }).map_err(|e| Error::Protocol(e.to_string()))?;
+        let path = format!("/execs/{}/signal", self.id);
+        self.link.call(&Ask { method: Method::POST, path, body: body.into() }, ANSWER_WITHIN).await
+    }
+
+    /// Ends it: its outcome will be `cancelled`, unless it had ended before.
+    ///
+    /// # Errors
+    /// The exec is not known, or the sandbox has ended.
+    pub async fn cancel(&self) -> Result<(), Error> {
+        let ask = Ask { method: Method::DELETE, path: format!("/execs/{}", self.id), body: Bytes::new() };
+        self.link.call(&ask, ANSWER_WITHIN).await
+    }
+
+    /// Follows the output over as many connections as it takes.
+    async fn follow(&mut self) -> Result<Event, Error> {
+        loop {
+            if let Some(event) = self.decode()? {
+                return Ok(event);
+            }
+            let Some(body) = &mut self.body else {
+                let [stdout, stderr] = self.position;
+                let path = format!("/execs/{}/output?stdout={stdout}&stderr={stderr}", self.id);
+                let ask = Ask { method: Method::GET, path, body: Bytes::new() };
+                self.body = Some(self.link.ask(&ask, ANSWER_WITHIN).await?.into_body());
+                continue;
+            };
+            match tokio::time::timeout(SILENCE_MAX, body.frame()).await {
+                Ok(Some(Ok(frame))) => {
+                    if let Ok(bytes) = frame.into_data() {
+                        self.buffer.extend_from_slice(&bytes);
+                    }
+                }
+                // The end was not said: the connection broke, and the next one goes on where this one stopped.
+                Ok(None | Some(Err(_))) | Err(_) => self.leave(),
+            }
+        }
+    }
+
+    /// Takes the next event out of what was read, if it is all there. Data is passed on as it comes.
+    fn decode(&mut self) -> Result<Option<Event>, Error> {
+        loop {
+            if let Some((stream, left)) = self.open {
+                if self.buffer.is_empty() {
+                    return Ok(None);
+                }
+                let bytes = self.buffer.split_to(left.min(self.buffer.len())).freeze();
+                self.open = Some((stream, left - bytes.len())).filter(|(_, left)| *left > 0);
+                let at = self.at(stream);
+                let offset = *at;
+                *at += bytes.len() as u64;
+                return Ok(Some(Event::Data { stream, offset, bytes }));
+            }
+            let Some(header) = self.buffer.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+            let header = Header::decode(header).map_err(|bad| Error::Protocol(bad.to_string()))?;
+            match header {
+                Header::Heartbeat => self.buffer.advance(HEADER_BYTES),
+                Header::Data { stream, offset, length } => {
+                    let at = *self.at(stream);
+                    if offset != at {
+                        return Err(Error::Protocol(format!("bytes of offset {offset} came at {at}")));
+                    }
+                    self.buffer.advance(HEADER_BYTES);
+                    self.open = Some((stream, length as usize));
+                }
+                Header::Gap { stream, to } => {
+                    self.buffer.advance(HEADER_BYTES);
+                    let at = self.at(stream);
+                    let from = *at;
+                    if to <= from {
+                        return Err(Error::Protocol(format!("a gap from {from} to {to}")));
+                    }
+                    *at = to;
+                    match stream {
+                        Stream::Stdout => self.dropped[0] += to - from,
+                        Stream::Stderr => self.dropped[1] += to - from,
+                    }
+                    return Ok(Some(Event::Gap { stream, from, to }));
+                }
+                Header::End { length } => {
+                    let whole = HEADER_BYTES + length as usize;
+                    if self.buffer.len() < whole {
+                        return Ok(None);
+                    }
+                    self.buffer.advance(HEADER_BYTES);
+                    let end: ExecEnd = serde_json::from_slice(&self.buffer.split_to(length as usize))
+                        .map_err(|error| Error::Protocol(format!("an end that is none: {error}")))?;
+                    if [end.stdout_bytes, end.stderr_bytes] != self.position {
+                        return Err(Error::Protocol("the end does not agree with what was read".into()));
+                    }
+                    return Ok(Some(Event::End(end)));
+                }
+            }
+        }
+    }
+
+    /// In mode `block`, tells the guest what was taken: everything that a caller had before it asked for more.
+    async fn consume(&mut self) -> Result<(), Error> {
+        let Some([stdout, stderr]) = self.consumed else { return Ok(()) };
+        let [now_stdout, now_stderr] = self.position;
+        if now_stdout - stdout < self.consume_every && now_stderr - stderr < self.consume_every {
+            return Ok(());
+        }
+        let path = format!("/execs/{}/read?stdout={now_stdout}&stderr={now_stderr}", self.id);
+        let ask = Ask { method: Method::PUT, path, body: Bytes::new() };
+        match self.link.call::<()>(&ask, ANSWER_WITHIN).await {
+            // The end of the sandbox is told by the output, as an outcome.
+            Ok(()) | Err(Error::Lost(_)) => {}
+            Err(error) => return Err(error),
+        }
+        self.consumed = Some(self.position);
+        Ok(())
+    }
+
+    fn at(&mut self, stream: Stream) -> &mut u64 {
+        let [stdout, stderr] = &mut self.position;
+        match stream {
+            Stream::Stdout => stdout,
+            Stream::Stderr => stderr,
+        }
+    }
+
+    /// Leaves the connection; the position stays.
+    fn leave(&mut self) {
+        self.body = None;
+        self.buffer.clear();
+        self.open = None;
+    }
+
+    /// The end of an exec whose guest cannot tell it any more.
+    fn end_from_here(&self, outcome: Outcome) -> ExecEnd {
+        let ([stdout_bytes, stderr_bytes], [stdout_dropped, stderr_dropped]) = (self.position, self.dropped);
+        ExecEnd {
+            outcome,
+            stdout_bytes,
+            stdout_dropped,
+            stderr_bytes,
+            stderr_dropped,
+            duration_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
+            left_running: 0,
+            memory: None,
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The host end of the channel: one connection after the other, and requests that outlive them.
+//!
+//! ```text
+//! waiting ──guest dials──▶ live ──connection breaks──▶ waiting        process 1 gone ──▶ ended, for good
+//! ```
+//!
+//! Everything that can be asked of a guest can be asked twice (execs have ids, bytes have offsets), so a request
+//! whose connection breaks is sent again on the next one, until its deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::SandboxId;
+use api::exec::{GUEST_EXPIRED, LostCause};
+use api::limits;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http2::{Builder, SendRequest};
+use hyper::{Method, Request, Response};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use runtime::{Exit, Runtime};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use crate::error::Error;
+
+/// What one exec's unread output may hold in this process.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// What all unread output of one sandbox may hold in this process.
+const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
+/// Larger frames than HTTP/2's default carry a flood with fewer wake-ups.
+const FRAME_BYTES: u32 = 256 * 1024;
+/// A guest that is alive answers pings; one that was stopped or starved for this long is dialled anew.
+const PING_EVERY: Duration = Duration::from_secs(5);
+const PING_WITHIN: Duration = Duration::from_secs(10);
+/// One wait for a dial. The loop around it has no end: the guest redials for as long as it lives.
+const DIAL_WITHIN: Duration = Duration::from_secs(30);
+
+/// The link to one guest. Dropping it leaves the sandbox alone.
+pub struct Link {
+    state: watch::Receiver<State>,
+    stopping: Arc<watch::Sender<bool>>,
+    tasks: [tokio::task::JoinHandle<()>; 2],
+}
+
+#[derive(Clone)]
+enum State {
+    Waiting,
+    Live { sender: SendRequest<Full<Bytes>>, generation: u64 },
+    Ended(LostCause),
+}
+
+/// A request that can be sent as often as it takes.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// The method.
+    pub method: Method,
+    /// The path with its query.
+    pub path: String,
+    /// The body.
+    pub body: Bytes,
+}
+
+impl Link {
+    /// Keeps a link to the guest of `id` until the sandbox ends.
+    pub fn new(runtime: Arc<dyn Runtime>, id: SandboxId) -> Self {
+        let (sender, state) = watch::channel(State::Waiting);
+        let sender = Arc::new(sender);
+        let stopping = Arc::new(watch::Sender::new(false));
+        let keep = tokio::spawn(keep(Arc::clone(&runtime), id.clone(), Arc::clone(&sender)));
+        let mourn = tokio::spawn(mourn(runtime, id, sender, stopping.subscribe()));
+        Self { state, stopping, tasks: [keep, mourn] }
+    }
+
+    /// From now on the end of the sandbox is wanted.
+    pub fn stopping(&self) {
+        self.stopping.send_replace(true);
+    }
+
+    /// Waits until the guest has dialled.
+    ///
+    /// # Errors
+    /// The sandbox has ended, or the deadline has come.
+    pub async fn ready(&self, within: Duration) -> Result<(), Error> {
+        self.live(0, Instant::now() + within, within).await.map(|_| ())
+    }
+
+    /// Waits until the sandbox has ended, and says why.
+    pub async fn ended(&self) -> LostCause {
+        let mut state = self.state.clone();
+        match state.wait_for(|state| matches!(state, State::Ended(_))).await.as_deref() {
+            Ok(State::Ended(cause)) => *cause,
+            Ok(State::Waiting | State::Live { .. }) | Err(_) => LostCause::Died,
+        }
+    }
+
+    /// Asks and takes the answer's head; its body may be long.
+    ///
+    /// # Errors
+    /// What the guest said, the end of the sandbox, or the deadline.
+    pub async fn ask(&self, ask: &Ask, within: Duration) -> Result<Response<Incoming>, Error> {
+        let deadline = Instant::now() + within;
+        let mut last = 0;
+        loop {
+            let (mut sender, generation) = self.live(last, deadline, within).await?;
+            let request = Request::builder()
+                .method(ask.method.clone())
+                .uri(format!("http://guest{}", ask.path))
+                .body(Full::new(ask.body.clone()))
+                .map_err(|error| Error::Protocol(error.to_string()))?;
+            match timeout_at(deadline, sender.send_request(request)).await {
+                Err(_) => return Err(Error::Deadline { what: "an answer of the guest", after: within }),
+                Ok(Ok(response)) if response.status().is_success() => return Ok(response),
+                Ok(Ok(response)) => return Err(refusal(response, deadline, within).await),
+                Ok(Err(_broken)) => last = generation,
+            }
+        }
+    }
+
+    /// Asks and takes the whole answer.
+    ///
+    /// # Errors
+    /// As [`Link::ask`]; and an answer that is too long or not what was expected.
+    pub async fn call<T: serde::de::DeserializeOwned>(
+        &self,
+        ask: &Ask,
+        within: Duration,
+    ) -> Result<T, Error> {
+        let deadline = Instant::now() + within;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let response = self.ask(ask, left).await?;
+            match body(response, deadline, within).await {
+                Ok(bytes) => {
+                    return serde_json::from_slice(&bytes)
+                        .map_err(|error| Error::Protocol(error.to_string()));
+                }
+                // The connection broke under the answer: what we ask can be asked again.
+                Err(Error::Lost(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// A live connection newer than `last`.
+    async fn live(
+        &self,
+        last: u64,
+        deadline: Instant,
+        within: Duration,
+    ) -> Result<(SendRequest<Full<Bytes>>, u64), Error> {
+        let mut state = self.state.clone();
+        let wanted = state.wait_for(|state| match state {
+            State::Waiting => false,
+            State::Live { generation, .. } => *generation > last,
+            State::Ended(_) => true,
+        });
+        let state = match timeout_at(deadline, wanted).await {
+            Err(_) => return Err(Error::Deadline { what: "a connection to the guest", after: within }),
+            Ok(Err(_)) => return Err(Error::Lost(LostCause::Died)),
+            Ok(Ok(state)) => state.clone(),
+        };
+        match state {
+            State::Live { sender, generation } => Ok((sender, generation)),
+            State::Ended(cause) => Err(Error::Lost(cause)),
+            State::Waiting => Err(Error::Lost(LostCause::Died)),
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+/// Takes one dial after the other.
+async fn keep(runtime: Arc<dyn Runtime>, id: SandboxId, state: Arc<watch::Sender<State>>) {
+    let mut generation = 0;
+    loop {
+        let stream = match runtime.connect(&id, DIAL_WITHIN).await {
+            Ok(stream) => stream,
+            Err(runtime::Error::Deadline { .. } | runtime::Error::Impostor { .. }) => continue,
+            // The one who waits for process 1 says why.
+            Err(_) => return,
+        };
+        generation += 1;
+        let Ok((sender, connection)) = handshake(stream).await else { continue };
+        publish(&state, State::Live { sender, generation });
+        let _ = connection.await;
+        publish(&state, State::Waiting);
+    }
+}
+
+/// Waits for the end of process 1 and says why it came.
+async fn mourn(
+    runtime: Arc<dyn Runtime>,
+    id: SandboxId,
+    state: Arc<watch::Sender<State>>,
+    stopping: watch::Receiver<bool>,
+) {
+    let exit = runtime.wait(&id).await;
+    let struck = runtime.usage(&id).await.is_ok_and(|usage| usage.oom_kills > 0);
+    let cause = match exit {
+        _ if *stopping.borrow() => LostCause::Stopped,
+        Ok(Exit::Exited(code)) if code == i32::from(GUEST_EXPIRED) => LostCause::Expired,
+        _ if struck && runtime.tier() == runtime::Tier::UserKernel => LostCause::Oom,
+        _ => LostCause::Died,
+    };
+    state.send_replace(State::Ended(cause));
+}
+
+/// The end is final: nothing replaces it.
+fn publish(state: &watch::Sender<State>, next: State) {
+    state.send_if_modified(|now| {
+        let open = !matches!(now, State::Ended(_));
+        if open {
+            *now = next;
+        }
+        open
+    });
+}
+
+async fn handshake(
+    stream: UnixStream,
+) -> hyper::Result<(SendRequest<Full<Bytes>>, impl Future<Output = hyper::Result<()>>)> {
+    Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES)
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_WITHIN)
+        .handshake(TokioIo::new(stream))
+        .await
+}
+
+async fn refusal(response: Response<Incoming>, deadline: Instant, within: Duration) -> Error {
+    let status = response.status();
+    match body(response, deadline, within).await {
+        Err(error) => error,
+        Ok(bytes) => match serde_json::from_slice(&bytes) {
+            Ok(error) => Error::Guest(error),
+            Err(_) => Error::Protocol(format!("status {status} without an error")),
+        },
+    }
+}
+
+async fn body(response: Response<Incoming>, deadline: Instant, within: Duration) -> Result<Bytes, Error> {
+    match timeout_at(deadline, Limited::new(response.into_body(), limits::BODY_BYTES_MAX).collect()).await {
+        Err(_) => Err(Error::Deadline { what: "an answer of the guest", after: within }),
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+            Err(Error::Protocol("an answer is longer than any may be".into()))
+        }
+        Ok(Err(_broken)) => Err(Error::Lost(LostCause::Died)),
+    }
+}

@@ -1,0 +1,182 @@
+//! One sandbox from start to stop, its posture checked before anything runs in it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::exec::{ExecInfo, ExecSpec, LostCause, Outcome};
+use api::posture::Posture;
+use api::{ExecId, SandboxId, limits};
+use bytes::Bytes;
+use hyper::Method;
+use runtime::{Profile, Runtime, Spec, Tier, Usage};
+
+use crate::error::Error;
+use crate::exec::{ANSWER_WITHIN, Exec};
+use crate::link::{Ask, Link};
+
+/// From the start of process 1 to its first dial. A starved machine takes a second; a broken guest never dials.
+const DIAL_WITHIN: Duration = Duration::from_secs(20);
+/// Groups of execs are in this range, and each user process has one.
+const EXEC_GROUPS: std::ops::RangeInclusive<u32> = 20_000..=59_999;
+
+/// A sandbox that runs. Dropping it does not stop it: what outlives a process is found by its id.
+pub struct Sandbox {
+    id: SandboxId,
+    runtime: Arc<dyn Runtime>,
+    link: Arc<Link>,
+    memory_bytes: u64,
+    posture: Option<Posture>,
+}
+
+impl Sandbox {
+    /// Starts a sandbox and checks that it is sealed as its tier promises. If anything fails, nothing is left.
+    ///
+    /// # Errors
+    /// What could not be done, or the differences between the posture and the promise.
+    pub async fn start(runtime: Arc<dyn Runtime>, id: SandboxId, spec: &Spec) -> Result<Self, Error> {
+        spec.limits.check().map_err(Error::Request)?;
+        runtime.start(&id, spec).await?;
+        let mut sandbox = Self::attach(runtime, id, spec.limits.memory_bytes);
+        match sandbox.check(&spec.profile).await {
+            Ok(posture) => {
+                sandbox.posture = posture;
+                Ok(sandbox)
+            }
+            Err(error) => {
+                sandbox.stop(Duration::ZERO).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes a sandbox in hand that another process has started.
+    pub fn attach(runtime: Arc<dyn Runtime>, id: SandboxId, memory_bytes: u64) -> Self {
+        let link = Arc::new(Link::new(Arc::clone(&runtime), id.clone()));
+        Self { id, runtime, link, memory_bytes, posture: None }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    /// The posture of a user process, as seen at the start.
+    pub fn posture(&self) -> Option<&Posture> {
+        self.posture.as_ref()
+    }
+
+    /// The host end of its channel.
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Starts a command under an id of the caller's choice; the same call again attaches to what it started.
+    ///
+    /// # Errors
+    /// The request is wrong, or the command could not be started: nothing ran. Or the sandbox has ended.
+    pub async fn exec(&self, id: ExecId, spec: &ExecSpec) -> Result<Exec, Error> {
+        let (link, runtime) = (Arc::clone(&self.link), Arc::clone(&self.runtime));
+        Exec::start(link, runtime, self.id.clone(), id, spec, self.memory_bytes).await
+    }
+
+    /// A reader of an exec that was started before.
+    pub fn reader(&self, id: ExecId) -> Exec {
+        let (link, runtime) = (Arc::clone(&self.link), Arc::clone(&self.runtime));
+        Exec::attach(link, runtime, self.id.clone(), id, self.memory_bytes)
+    }
+
+    /// All its execs.
+    ///
+    /// # Errors
+    /// The sandbox has ended or does not answer.
+    pub async fn execs(&self) -> Result<Vec<ExecInfo>, Error> {
+        let ask = Ask { method: Method::GET, path: "/execs".into(), body: Bytes::new() };
+        self.link.call(&ask, ANSWER_WITHIN).await
+    }
+
+    /// What it uses now.
+    ///
+    /// # Errors
+    /// The sandbox is not known any more.
+    pub async fn usage(&self) -> Result<Usage, Error> {
+        Ok(self.runtime.usage(&self.id).await?)
+    }
+
+    /// Waits until it has ended, and says why.
+    pub async fn ended(&self) -> LostCause {
+        self.link.ended().await
+    }
+
+    /// Ends it and removes everything of it. Can be repeated.
+    ///
+    /// # Errors
+    /// What could not be removed.
+    pub async fn stop(&self, grace: Duration) -> Result<(), Error> {
+        self.link.stopping();
+        Ok(self.runtime.stop(&self.id, grace).await?)
+    }
+
+    /// Compares what can be seen, from outside and from inside, with what the tier promises.
+    async fn check(&self, profile: &Profile) -> Result<Option<Posture>, Error> {
+        self.link.ready(DIAL_WITHIN).await?;
+        let (_, mut differences) = self.runtime.posture(&self.id).await?;
+        let inside = match profile {
+            Profile::Run => {
+                let posture = self.look_inside().await?;
+                differences.extend(user_differences(&posture, self.runtime.tier()));
+                Some(posture)
+            }
+            // No code of anybody's runs there.
+            Profile::Unpack { .. } => None,
+        };
+        if differences.is_empty() { Ok(inside) } else { Err(Error::Posture(differences)) }
+    }
+
+    /// What an ordinary exec sees of itself.
+    async fn look_inside(&self) -> Result<Posture, Error> {
+        let spec = ExecSpec {
+            argv: vec!["/.belljar/guest".into(), "posture".into()],
+            deadline_ms: Some(u64::try_from(ANSWER_WITHIN.as_millis()).unwrap_or(u64::MAX)),
+            ..ExecSpec::default()
+        };
+        let id = ExecId::from_random([0; 16]);
+        let collected = self.exec(id, &spec).await?.collect().await?;
+        if collected.end.outcome != (Outcome::Exited { code: 0 }) {
+            return Err(Error::Posture(vec![format!(
+                "the first exec ended with {:?}",
+                collected.end.outcome
+            )]));
+        }
+        serde_json::from_slice(&collected.stdout).map_err(|error| {
+            Error::Posture(vec![format!("the first exec did not show its posture: {error}")])
+        })
+    }
+}
+
+/// How a user process differs from what every tier promises for one.
+fn user_differences(posture: &Posture, tier: Tier) -> Vec<String> {
+    let mut differences = Vec::new();
+    let mut expect = |what: &str, holds: bool, seen: &dyn std::fmt::Debug| {
+        if !holds {
+            differences.push(format!("{what} of a user process: {seen:?}"));
+        }
+    };
+    expect("uids", posture.uids == [limits::UID; 4], &posture.uids);
+    expect("gids", posture.gids == [limits::UID; 4], &posture.gids);
+    let one_group = matches!(posture.groups.as_slice(), [group] if EXEC_GROUPS.contains(group));
+    expect("groups", one_group, &posture.groups);
+    let none = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"]
+        .into_iter()
+        .filter(|set| !(tier == Tier::UserKernel && *set == "CapAmb"))
+        .all(|set| posture.capabilities.get(set) == Some(&0));
+    expect("capabilities", none, &posture.capabilities);
+    expect("no_new_privileges", posture.no_new_privileges, &posture.no_new_privileges);
+    expect("seccomp", posture.seccomp == 2, &posture.seccomp);
+    let three = posture.descriptors.keys().eq([0, 1, 2].iter());
+    expect("descriptors", three, &posture.descriptors);
+    let namespaces: &BTreeMap<_, _> = &posture.namespaces;
+    expect("namespaces", tier == Tier::UserKernel || namespaces.len() == 7, namespaces);
+    expect("core files", posture.core_bytes == 0, &posture.core_bytes);
+    differences
+}
