@@ -1,0 +1,202 @@
+//! Isolation: the [`Runtime`] trait, its laws, and the backends.
+//!
+//! A runtime makes one sandbox out of a template's layers, with process 1 (the guest) inside and one byte channel
+//! to it. It knows nothing of execs, files or outcomes: those are said on the channel.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`oci`] | any OCI runtime by its command line: `runc`, `runsc`, `youki` |
+//! | [`laws`] | what every backend must keep, as a suite that runs on any of them |
+//!
+//! Invariants: everything a start acquires is written down before it is made, has a name derived from the sandbox
+//! id, and is removed by [`Runtime::stop`] of any process that knows only the id. Nothing weaker than what the
+//! spec asks for is ever started.
+
+pub mod laws;
+pub mod oci;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use api::limits::Limits;
+use api::posture::Posture;
+use api::SandboxId;
+use tokio::net::UnixStream;
+
+/// How strong the wall around a sandbox is. The order is that of strength.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// Namespaces, a uid range, seccomp, cgroups: the host's kernel serves the sandbox.
+    Container,
+    /// A kernel of its own in user space (gVisor) serves the sandbox.
+    UserKernel,
+}
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Directories that make up the root file system, the lowest first, with ids as in the image (0 is root).
+    pub layers: Vec<PathBuf>,
+    /// What the sandbox may use.
+    pub limits: Limits,
+    /// What process 1 and the code inside may do.
+    pub profile: Profile,
+    /// The guest's executable on this machine: static, world-readable, executable.
+    pub guest: PathBuf,
+}
+
+/// What process 1 and the code inside may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Runs code: the default posture.
+    Run,
+    /// Unpacks layers of an image and runs no code of anybody's: process 1 may also own files on behalf of the
+    /// image's users. `done` are bound read-only at `/layers/0`, `/layers/1`, …, `target` writable at `/layers/target`.
+    Unpack {
+        /// Layers unpacked before, the lowest first.
+        done: Vec<PathBuf>,
+        /// The directory to fill.
+        target: PathBuf,
+    },
+}
+
+/// How process 1 of a sandbox ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// It ended by itself.
+    Exited(i32),
+    /// A signal ended it.
+    Signaled(i32),
+    /// It is gone, and nobody was there to be told how.
+    Unknown,
+}
+
+/// What a sandbox uses now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Memory charged to user code.
+    pub memory_bytes: u64,
+    /// The most memory ever charged to user code.
+    pub memory_peak_bytes: u64,
+    /// Memory charged to the whole sandbox, guest and kernel memory included.
+    pub sandbox_memory_bytes: u64,
+    /// Processes and threads of user code (of the whole sandbox where the tier cannot tell them apart).
+    pub pids: u64,
+    /// Times the kernel killed for memory.
+    pub oom_kills: u64,
+    /// Times a process could not be made because of the limit.
+    pub pids_refused: u64,
+    /// Processor time used, in microseconds.
+    pub cpu_us: u64,
+}
+
+/// One sandbox that has left traces on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub id: SandboxId,
+    /// Whether a living process (this one or another) has it in hand.
+    pub owned: bool,
+    /// Whether its process 1 lives.
+    pub alive: bool,
+}
+
+/// Why isolation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The id is in use.
+    #[error("sandbox {0} exists already")]
+    Exists(SandboxId),
+    /// There is no such sandbox.
+    #[error("there is no sandbox {0}")]
+    NotFound(SandboxId),
+    /// A limit or a part of the posture cannot be enforced on this machine.
+    #[error("{what} cannot be enforced here: {why}")]
+    Unsupported {
+        /// The limit or part, by name.
+        what: &'static str,
+        /// What is missing, ending with what to install or change.
+        why: String,
+    },
+    /// The machine has no room.
+    #[error("no room for {what}: {why}")]
+    Capacity {
+        /// What ran out.
+        what: &'static str,
+        /// How much is there and how much was asked for.
+        why: String,
+    },
+    /// A command of the OCI runtime or of the system failed.
+    #[error("`{argv}` failed with {status}: {stderr}")]
+    Command {
+        /// The command line.
+        argv: String,
+        /// How it ended.
+        status: String,
+        /// The last lines it wrote to standard error.
+        stderr: String,
+    },
+    /// A system call failed.
+    #[error("cannot {act}")]
+    System {
+        /// The act and the thing.
+        act: String,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The dialler is not process 1, or does not speak the protocol.
+    #[error("the dialler of {id} was refused: {why}")]
+    Impostor {
+        /// The sandbox.
+        id: SandboxId,
+        /// What was wrong.
+        why: String,
+    },
+    /// The sandbox ended before or while it was asked.
+    #[error("sandbox {0} has ended")]
+    Ended(SandboxId),
+    /// The wait reached its deadline.
+    #[error("{what} took longer than {after:?}")]
+    Deadline {
+        /// What was waited for.
+        what: &'static str,
+        /// The deadline.
+        after: Duration,
+    },
+}
+
+/// One way to isolate. Implementations are cheap to share; every method may be called again after any failure.
+#[async_trait::async_trait]
+pub trait Runtime: Send + Sync {
+    /// The name people use for it: `runc`, `runsc`.
+    fn name(&self) -> &str;
+
+    /// The strength of its wall.
+    fn tier(&self) -> Tier;
+
+    /// Starts a sandbox. Afterwards process 1 runs (it may not have dialled yet), all limits hold, and the sandbox is
+    /// listed. If it fails nothing is left. A second start of the same id is [`Error::Exists`] and harms nothing.
+    async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error>;
+
+    /// The next connection that process 1 dials, greeted. Called again after a connection broke, it gives the next
+    /// one; called in a new process, it takes the sandbox over from a dead one.
+    async fn connect(&self, id: &SandboxId, within: Duration) -> Result<UnixStream, Error>;
+
+    /// Waits until process 1 is gone. After the end it answers at once. An unknown id is [`Error::NotFound`].
+    async fn wait(&self, id: &SandboxId) -> Result<Exit, Error>;
+
+    /// Ends a sandbox, with `grace` for its processes after a SIGTERM to process 1, and removes everything of it:
+    /// processes, cgroups, mounts, loop device, namespaces, directory, uid range, socket. An unknown id is success.
+    async fn stop(&self, id: &SandboxId, grace: Duration) -> Result<(), Error>;
+
+    /// All sandboxes that have left traces, those of dead processes and half-made ones included.
+    async fn list(&self) -> Result<Vec<Listed>, Error>;
+
+    /// What a sandbox uses now.
+    async fn usage(&self, id: &SandboxId) -> Result<Usage, Error>;
+
+    /// What can be seen from outside of the privileges of process 1 (of the user-space kernel that runs it),
+    /// compared with what the tier promises. The differences, one line each; none is what a start wants.
+    async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error>;
+}

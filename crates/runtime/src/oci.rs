@@ -1,0 +1,273 @@
+//! Any OCI runtime, driven by its command line.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`flavor`] | the OCI runtimes, as data |
+//! | [`start`], [`stop`] | the two verbs, as named steps |
+//! | [`record`] | what is written down before anything is made, and who has it in hand |
+//! | [`config`], [`seccomp`] | what the OCI runtime is told |
+//! | [`cgroup`], [`disk`], [`mounts`], [`owners`] | what is made around it |
+//! | [`channel`] | the socket that the guest dials |
+//! | [`posture`] | what can be seen of process 1, and what should be |
+//! | [`process`], [`files`] | processes by descriptor, commands, and files |
+//!
+//! ```text
+//! (nothing) ──record──▶ written down ──cgroups, disk, bundle, channel──▶ prepared ──run──▶ running
+//!     ▲                     │                                              │                 │
+//!     └──────── stop: kill, delete, remove by name, directory last ────────┴─────────────────┘
+//! ```
+//!
+//! There is one way down, and it starts from any point: a start that fails takes it, a stop takes it, and so does the
+//! next process after this one was killed.
+
+mod cgroup;
+mod channel;
+mod config;
+mod disk;
+mod files;
+pub mod flavor;
+mod mounts;
+mod owners;
+mod posture;
+mod process;
+pub mod record;
+mod seccomp;
+mod start;
+mod stop;
+
+use std::collections::HashMap;
+use std::os::unix::net::UnixListener as StdListener;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::SandboxId;
+use api::posture::Posture;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::Instant;
+
+pub use flavor::Flavor;
+pub use record::Dirs;
+
+use crate::{Error, Exit, Listed, Runtime, Spec, Tier, Usage};
+use cgroup::Cgroups;
+use process::Process;
+use record::{Lock, Record};
+
+/// One OCI runtime and one data directory.
+#[derive(Clone)]
+pub struct Oci {
+    flavor: Flavor,
+    dirs: Dirs,
+    cgroups: Cgroups,
+    /// What this process holds of each sandbox it has dealt with.
+    hands: Arc<Mutex<HashMap<SandboxId, Arc<Hand>>>>,
+    /// The step of a start after which this process kills itself. For tests.
+    crash_at: Option<String>,
+}
+
+/// What this process holds of one sandbox.
+#[derive(Default)]
+struct Hand {
+    /// Held while the sandbox is this process's to serve.
+    lock: Mutex<Option<Lock>>,
+    process: Mutex<Option<Arc<Process>>>,
+    /// Bound, and not yet known to the asynchronous world.
+    bound: Mutex<Option<StdListener>>,
+    listener: tokio::sync::Mutex<Option<UnixListener>>,
+}
+
+impl Oci {
+    /// Drives this OCI runtime with everything kept below this directory.
+    ///
+    /// From here on this whole process inherits the orphans of what it starts: process 1 of each sandbox is one, and
+    /// only who inherits it learns how it ended.
+    ///
+    /// # Errors
+    /// If the directory cannot be made, or the machine's cgroups cannot be read.
+    pub fn new(flavor: Flavor, dirs: Dirs) -> Result<Self, Error> {
+        dirs.prepare(flavor.name)?;
+        process::inherit_orphans()?;
+        Ok(Self { flavor, dirs, cgroups: Cgroups::find()?, hands: Arc::default(), crash_at: None })
+    }
+
+    /// The steps of a start after which [`Oci::crash_at`] can end the process.
+    #[doc(hidden)]
+    pub fn steps() -> &'static [&'static str] {
+        &start::STEPS
+    }
+
+    /// Has this process kill itself after a step of the next start.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn crash_at(self, step: &str) -> Self {
+        Self { crash_at: Some(step.to_owned()), ..self }
+    }
+
+    fn hands(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Hand>>> {
+        self.hands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The record of a sandbox of this runtime; one of another is unknown here.
+    fn record(&self, id: &SandboxId) -> Result<Option<Record>, Error> {
+        Ok(self.dirs.load(id)?.filter(|record| record.runtime == self.flavor.name))
+    }
+
+    /// What this process holds of a sandbox, with hold of its process 1 if that is there.
+    fn hand(&self, id: &SandboxId) -> Result<(Arc<Hand>, Record), Error> {
+        let Some(record) = self.record(id)? else {
+            self.hands().remove(id);
+            return Err(Error::NotFound(id.clone()));
+        };
+        let hand = Arc::clone(self.hands().entry(id.clone()).or_default());
+        let mut process = locked(&hand.process);
+        let same_boot = record.boot == process::boot_id()?;
+        if let Some(identity) = record.process.filter(|_| process.is_none() && same_boot) {
+            *process = Process::reopen(identity)?.map(Arc::new);
+        }
+        drop(process);
+        Ok((hand, record))
+    }
+
+    /// Takes a sandbox in hand and listens for it, where that was not done yet.
+    fn take(&self, id: &SandboxId, hand: &Hand, record: &Record) -> Result<(), Error> {
+        let mut lock = locked(&hand.lock);
+        if lock.is_none() {
+            *lock = Some(self.dirs.take(id)?.ok_or_else(|| Error::System {
+                act: format!("take {id} in hand"),
+                source: std::io::Error::other("another living process has it"),
+            })?);
+            *locked(&hand.bound) = Some(channel::listen(&self.dirs.channel(id), record.base())?);
+        }
+        Ok(())
+    }
+
+    /// Accepts until process 1 has dialled and greeted. `refused` is why the last other dialler was sent away.
+    async fn accept(
+        &self,
+        (id, record): (&SandboxId, &Record),
+        process: &Process,
+        listener: &UnixListener,
+        refused: &mut Option<String>,
+    ) -> Result<UnixStream, Error> {
+        loop {
+            let (mut stream, _) = listener
+                .accept()
+                .await
+                .map_err(|source| Error::System { act: format!("accept a dialler of {id}"), source })?;
+            let peer = stream
+                .peer_cred()
+                .map_err(|source| Error::System { act: format!("ask who dialled {id}"), source })?;
+            let in_cgroup = Cgroups::holds(id, peer.pid().unwrap_or(0))?;
+            let expected = (process.identity.pid, record.base());
+            *refused = channel::objection(peer, self.flavor.tier, expected, in_cgroup);
+            if refused.is_some() {
+                continue;
+            }
+            let handout = self.cgroups.handout(id, self.flavor.tier)?;
+            // This one is process 1: what is wrong with its greeting now will be wrong when it dials again.
+            let greeted = channel::greet(&mut stream, &handout).await;
+            return match greeted {
+                Ok(()) => Ok(stream),
+                Err(why) => Err(Error::Impostor { id: id.clone(), why }),
+            };
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Runtime for Oci {
+    fn name(&self) -> &str {
+        self.flavor.name
+    }
+
+    fn tier(&self) -> Tier {
+        self.flavor.tier
+    }
+
+    async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
+        let (oci, id, spec) = (self.clone(), id.clone(), spec.clone());
+        let hand = blocking({
+            let id = id.clone();
+            move || start::start(&oci, &id, &spec)
+        });
+        let hand = hand.await?;
+        self.hands().insert(id, Arc::new(hand));
+        Ok(())
+    }
+
+    async fn connect(&self, id: &SandboxId, within: Duration) -> Result<UnixStream, Error> {
+        let (hand, record) = self.hand(id)?;
+        let process = locked(&hand.process).clone().ok_or_else(|| Error::Ended(id.clone()))?;
+        self.take(id, &hand, &record)?;
+        let deadline = Instant::now() + within;
+        let late = || Error::Deadline { what: "the guest's call", after: within };
+        let mut listener = tokio::time::timeout_at(deadline, hand.listener.lock()).await.map_err(|_| late())?;
+        let bound = locked(&hand.bound).take();
+        if let Some(bound) = bound {
+            *listener = Some(channel::watch(bound)?);
+        }
+        let listener = listener.as_ref().ok_or_else(|| Error::Ended(id.clone()))?;
+        let mut refused = None;
+        tokio::select! {
+            stream = self.accept((id, &record), &process, listener, &mut refused) => return stream,
+            ended = process.ended() => return ended.and(Err(Error::Ended(id.clone()))),
+            () = tokio::time::sleep_until(deadline) => {}
+        }
+        match refused {
+            Some(why) => Err(Error::Impostor { id: id.clone(), why }),
+            None => Err(late()),
+        }
+    }
+
+    async fn wait(&self, id: &SandboxId) -> Result<Exit, Error> {
+        let (hand, _) = self.hand(id)?;
+        let Some(process) = locked(&hand.process).clone() else { return Ok(Exit::Unknown) };
+        process.ended().await?;
+        Ok(process.exit())
+    }
+
+    async fn stop(&self, id: &SandboxId, grace: Duration) -> Result<(), Error> {
+        let held = match self.hand(id) {
+            Ok((hand, _)) => locked(&hand.process).clone(),
+            Err(Error::NotFound(_)) => None,
+            Err(error) => return Err(error),
+        };
+        if let Some(process) = held.clone().filter(|process| !grace.is_zero() && process.is_alive()) {
+            self.ask_to_end(id, &process).await?;
+            // Either it ended by itself, or it is killed now.
+            let _ = tokio::time::timeout(grace, process.ended()).await;
+        }
+        let (oci, name) = (self.clone(), id.clone());
+        blocking(move || stop::teardown(&oci, &name, held.as_deref())).await?;
+        self.hands().remove(id);
+        Ok(())
+    }
+
+    async fn list(&self) -> Result<Vec<Listed>, Error> {
+        let oci = self.clone();
+        blocking(move || stop::list(&oci)).await
+    }
+
+    async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
+        self.record(id)?.ok_or_else(|| Error::NotFound(id.clone()))?;
+        self.cgroups.usage(id, self.flavor.tier)
+    }
+
+    async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error> {
+        let (hand, record) = self.hand(id)?;
+        let process = locked(&hand.process).clone().ok_or_else(|| Error::Ended(id.clone()))?;
+        posture::compare(id, &record, self.flavor.tier, &process)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs on a thread where blocking is allowed, and to the end even if nobody waits for it any more: a start that was
+/// given up half-way must still become a sandbox or nothing.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|source| Error::System { act: "finish a blocking step".into(), source: source.into() })?
+}

@@ -1,0 +1,299 @@
+//! A sandbox's cgroups, on hosts with version 2, with version 1, and with both.
+//!
+//! ```text
+//! belljar/<id>            everything of the sandbox; a limit a little above the user's
+//!   guest                 made by the OCI runtime: process 1
+//!   user                  user code: memory, pids, cpu; the guest's children enter by a descriptor
+//!   runtime               the OCI runtime's own command while it runs, so that what a killed caller
+//!                         leaves behind is found (the hierarchy of `pids` only)
+//! ```
+//!
+//! Version 2 allows no process in a cgroup with children that carry controllers; hence three siblings. A user-space
+//! kernel is one process for guest and user code alike, so there the limits are on `belljar/<id>` and `user` is absent.
+
+mod limits;
+mod tree;
+
+use std::fs::OpenOptions;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use api::SandboxId;
+use api::limits::Limits;
+use rustix::event::EventfdFlags;
+use rustix::process::Signal;
+
+use crate::oci::files::{self, failed};
+use crate::oci::process::{self, Process};
+use crate::{Error, Tier, Usage};
+
+/// The parent of all sandboxes' cgroups.
+const PARENT: &str = "belljar";
+/// The controllers that carry limits, and `cpuacct`, which counts where version 1 mounts it apart from `cpu`.
+const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "cpuacct"];
+/// How long the kernel is given to let go of the processes of a cgroup.
+const REMOVAL: Duration = Duration::from_secs(2);
+/// Between two looks at something that ends by itself within milliseconds.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// One mounted cgroup hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hierarchy {
+    /// Where it is mounted.
+    root: PathBuf,
+    /// Whether it is that of version 2.
+    unified: bool,
+    /// The controllers in it.
+    controllers: Vec<String>,
+}
+
+/// The cgroup hierarchies of this machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Cgroups {
+    hierarchies: Vec<Hierarchy>,
+}
+
+/// What the guest is handed so that it can move its children into `user` and learn of memory kills.
+#[derive(Debug)]
+pub(crate) struct Handout {
+    /// `cgroup.procs` of `user`, one for each hierarchy.
+    pub procs: Vec<OwnedFd>,
+    /// Where the count of memory kills is read.
+    pub oom_count: Option<OwnedFd>,
+    /// What becomes readable at a memory kill. Version 2 needs none: the count's file can be polled.
+    pub oom_event: Option<OwnedFd>,
+}
+
+impl Cgroups {
+    /// Finds the hierarchies of this machine.
+    pub(crate) fn find() -> Result<Self, Error> {
+        let mounts = files::read(Path::new("/proc/self/mounts"))?;
+        let hierarchies = tree::hierarchies(&mounts, |root| {
+            files::read_if_there(&root.join("cgroup.controllers")).ok().flatten().unwrap_or_default()
+        });
+        Ok(Self { hierarchies })
+    }
+
+    /// The path that the OCI runtime is told to put process 1 in.
+    pub(crate) fn guest_path(id: &SandboxId) -> String {
+        format!("/{PARENT}/{id}/guest")
+    }
+
+    /// Makes the sandbox's cgroups with their limits, all but `guest`.
+    pub(crate) fn make(&self, id: &SandboxId, limits: &Limits, tier: Tier) -> Result<(), Error> {
+        for hierarchy in self.used() {
+            let parent = hierarchy.root.join(PARENT);
+            let sandbox = parent.join(id.as_str());
+            hierarchy.delegate(&hierarchy.root)?;
+            files::directory(&parent, 0o755)?;
+            hierarchy.delegate(&parent)?;
+            files::directory(&sandbox, 0o755)?;
+            hierarchy.delegate(&sandbox)?;
+            if tier == Tier::Container {
+                files::directory(&sandbox.join("user"), 0o755)?;
+            }
+            if hierarchy.has("pids") {
+                files::directory(&sandbox.join("runtime"), 0o755)?;
+            }
+        }
+        for (controller, limit) in [("memory", "memory_bytes"), ("pids", "pids"), ("cpu", "cpu_millis")] {
+            let hierarchy = self.controller(controller).ok_or_else(|| Error::Unsupported {
+                what: limit,
+                why: format!("the cgroup controller `{controller}` is not mounted; mount it or enable it at boot"),
+            })?;
+            limits::apply(hierarchy, controller, &hierarchy.of(id), (limits, tier))?;
+        }
+        Ok(())
+    }
+
+    /// `cgroup.procs` of the cgroup that the OCI runtime's own command joins.
+    pub(crate) fn runtime_procs(&self, id: &SandboxId) -> Result<OwnedFd, Error> {
+        let hierarchy = self.controller("pids").ok_or_else(|| Error::NotFound(id.clone()))?;
+        open(&hierarchy.of(id).join("runtime/cgroup.procs"), true)
+    }
+
+    /// What the guest is handed.
+    pub(crate) fn handout(&self, id: &SandboxId, tier: Tier) -> Result<Handout, Error> {
+        if tier == Tier::UserKernel {
+            return Ok(Handout { procs: Vec::new(), oom_count: None, oom_event: None });
+        }
+        let procs =
+            self.used().map(|hierarchy| open(&hierarchy.of(id).join("user/cgroup.procs"), true)).collect::<Result<_, _>>()?;
+        let memory = self.controller("memory").ok_or_else(|| Error::NotFound(id.clone()))?;
+        let user = memory.of(id).join("user");
+        if memory.unified {
+            return Ok(Handout { procs, oom_count: Some(open(&user.join("memory.events"), false)?), oom_event: None });
+        }
+        let count = open(&user.join("memory.oom_control"), false)?;
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| Error::System { act: "make an eventfd".into(), source: error.into() })?;
+        let registration = format!("{} {}", event.as_raw_fd(), count.as_raw_fd());
+        files::write(&user.join("cgroup.event_control"), &registration)?;
+        Ok(Handout { procs, oom_count: Some(count), oom_event: Some(event) })
+    }
+
+    /// What the sandbox uses now. Cgroups that are gone count nothing.
+    pub(crate) fn usage(&self, id: &SandboxId, tier: Tier) -> Result<Usage, Error> {
+        let mut usage = Usage::default();
+        let charged = match tier {
+            Tier::Container => "user",
+            Tier::UserKernel => "",
+        };
+        if let Some(memory) = self.controller("memory") {
+            let sandbox = memory.of(id);
+            let (now, peak, kills) = match memory.unified {
+                true => ("memory.current", "memory.peak", "memory.events"),
+                false => ("memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"),
+            };
+            usage.memory_bytes = number(&sandbox.join(charged).join(now))?;
+            usage.memory_peak_bytes = number(&sandbox.join(charged).join(peak))?;
+            usage.sandbox_memory_bytes = number(&sandbox.join(now))?;
+            // Version 1 counts a kill only where the killed process was, version 2 in every parent as well.
+            let places: &[&str] = if memory.unified { &[""] } else { &["", "guest", "user"] };
+            for place in places {
+                usage.oom_kills += field(&sandbox.join(place).join(kills), "oom_kill")?;
+            }
+        }
+        if let Some(pids) = self.controller("pids") {
+            let group = pids.of(id).join(charged);
+            usage.pids = number(&group.join("pids.current"))?;
+            usage.pids_refused = field(&group.join("pids.events"), "max")?;
+        }
+        usage.cpu_us = match (self.controller("cpu"), self.controller("cpuacct")) {
+            (Some(cpu), _) if cpu.unified => field(&cpu.of(id).join("cpu.stat"), "usage_usec")?,
+            (_, Some(cpuacct)) => number(&cpuacct.of(id).join("cpuacct.usage"))? / 1000,
+            (_, None) => 0,
+        };
+        Ok(usage)
+    }
+
+    /// The processes in any cgroup of the sandbox.
+    pub(crate) fn processes(&self, id: &SandboxId) -> Result<Vec<i32>, Error> {
+        let mut pids = Vec::new();
+        for hierarchy in &self.hierarchies {
+            tree::processes(&hierarchy.of(id), tree::DEPTH_MAX, &mut pids)?;
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        Ok(pids)
+    }
+
+    /// Whether a process is in a cgroup of the sandbox.
+    pub(crate) fn holds(id: &SandboxId, pid: i32) -> Result<bool, Error> {
+        let text = files::read_if_there(Path::new(&format!("/proc/{pid}/cgroup")))?.unwrap_or_default();
+        Ok(tree::names(&text, &format!("/{PARENT}/{id}")))
+    }
+
+    /// Kills every process of the sandbox, collects those this process inherited, and waits for the end of all.
+    pub(crate) fn kill_all(&self, id: &SandboxId) -> Result<(), Error> {
+        let deadline = Instant::now() + REMOVAL;
+        let mut inherited = Vec::new();
+        loop {
+            for hierarchy in self.hierarchies.iter().filter(|hierarchy| hierarchy.unified) {
+                let kill = hierarchy.of(id).join("cgroup.kill");
+                if kill.exists() {
+                    files::write(&kill, "1").or_else(|error| if kill.exists() { Err(error) } else { Ok(()) })?;
+                }
+            }
+            let pids = self.processes(id)?;
+            for pid in &pids {
+                // Held first, looked at second: a pid that was reused since it was read is not in the cgroup.
+                if let Some(process) = Process::open(*pid)?
+                    && Self::holds(id, *pid)?
+                {
+                    process.signal(Signal::KILL)?;
+                    inherited.push(*pid);
+                }
+            }
+            inherited.sort_unstable();
+            inherited.dedup();
+            inherited.retain(|pid| !process::reap(*pid));
+            if pids.is_empty() && inherited.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Deadline { what: "the end of a sandbox's processes", after: REMOVAL });
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Removes the sandbox's cgroups, in every hierarchy: OCI runtimes make some in each, and leave the parents.
+    pub(crate) fn remove(&self, id: &SandboxId) -> Result<(), Error> {
+        let deadline = Instant::now() + REMOVAL;
+        for hierarchy in &self.hierarchies {
+            let path = hierarchy.of(id);
+            while let Err(error) = tree::remove(&path, tree::DEPTH_MAX) {
+                if error.raw_os_error() != Some(libc::EBUSY) || Instant::now() > deadline {
+                    return Err(failed("remove cgroup", &path, error));
+                }
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Ok(())
+    }
+
+    fn controller(&self, name: &str) -> Option<&Hierarchy> {
+        self.hierarchies.iter().find(|hierarchy| hierarchy.has(name))
+    }
+
+    /// The hierarchies that carry a controller of ours.
+    fn used(&self) -> impl Iterator<Item = &Hierarchy> {
+        self.hierarchies.iter().filter(|hierarchy| CONTROLLERS.iter().any(|name| hierarchy.has(name)))
+    }
+}
+
+impl Hierarchy {
+    fn has(&self, controller: &str) -> bool {
+        self.controllers.iter().any(|name| name == controller)
+    }
+
+    fn of(&self, id: &SandboxId) -> PathBuf {
+        self.root.join(PARENT).join(id.as_str())
+    }
+
+    /// Lets the children of a version 2 cgroup have the controllers that carry limits.
+    fn delegate(&self, group: &Path) -> Result<(), Error> {
+        if !self.unified {
+            return Ok(());
+        }
+        let path = group.join("cgroup.subtree_control");
+        let enabled = files::read(&path)?;
+        for (controller, limit) in [("memory", "memory_bytes"), ("pids", "pids"), ("cpu", "cpu_millis")] {
+            if !self.has(controller) || enabled.split_whitespace().any(|name| name == controller) {
+                continue;
+            }
+            std::fs::write(&path, format!("+{controller}")).map_err(|error| Error::Unsupported {
+                what: limit,
+                why: format!(
+                    "cannot enable the cgroup controller `{controller}` in {}: {error}; run where no process sits \
+                     in that cgroup itself, or have the service manager delegate it",
+                    group.display()
+                ),
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn open(path: &Path, to_write: bool) -> Result<OwnedFd, Error> {
+    OpenOptions::new()
+        .read(!to_write)
+        .write(to_write)
+        .open(path)
+        .map(OwnedFd::from)
+        .map_err(|source| failed("open", path, source))
+}
+
+/// The number in a file; 0 if there is no such file.
+fn number(path: &Path) -> Result<u64, Error> {
+    Ok(files::read_if_there(path)?.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
+}
+
+/// The number after a name at the start of a line; 0 if there is none.
+fn field(path: &Path, name: &str) -> Result<u64, Error> {
+    let text = files::read_if_there(path)?.unwrap_or_default();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok());
+    Ok(value.unwrap_or(0))
+}

@@ -1,0 +1,232 @@
+//! The configuration that the OCI runtime is given, one literal for each section.
+
+use std::path::Path;
+
+use api::SandboxId;
+use api::limits::{Limits, UID_RANGE};
+use rustix::process::Resource;
+use serde_json::{Value, json};
+
+use crate::oci::cgroup::Cgroups;
+use crate::oci::seccomp;
+use crate::{Profile, Spec};
+
+/// Open files of process 1 and what it starts; what servers and build tools usually get.
+const OPEN_FILES: u64 = 65_536;
+/// Memory that no swapping could touch; the kernel's old default, enough for keys.
+const LOCKED_BYTES: u64 = 64 << 10;
+/// `/dev/shm` at most; above this it would be a second `/tmp`.
+const SHARED_BYTES: u64 = 64 << 20;
+/// After a memory kill what lies in `/dev/shm` stays charged: this part of memory leaves the next exec its room.
+const SHARED_SHARE: u64 = 4;
+/// Files in `/tmp` at most; each costs kernel memory.
+const TMP_INODES_MAX: u64 = 65_536;
+/// One file in `/tmp` for each page of it, so that many small files fill it as fast as one large one.
+const PAGE_BYTES: u64 = 4096;
+
+/// What process 1 needs to start, group and kill user processes, and to empty their bounding set.
+const RUNS: [&str; 4] = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SETPCAP"];
+/// What it also needs to own files on behalf of an image's users.
+const UNPACKS: [&str; 4] = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID"];
+
+/// What of the host shows through `/proc` and `/sys` and is nobody's business inside: hardware, keys, timers, and
+/// counters and names by which one sandbox could watch or signal another (the disks of all sandboxes are block devices
+/// with their paths, their sizes and their traffic).
+const MASKED: [&str; 23] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/diskstats",
+    "/proc/fs",
+    "/proc/interrupts",
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/key-users",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/modules",
+    "/proc/partitions",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/softirqs",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/block",
+    "/sys/devices/virtual/dmi",
+    "/sys/devices/virtual/powercap",
+    "/sys/devices/virtual/thermal",
+    "/sys/firmware",
+    "/sys/fs",
+];
+/// What may be read and not written.
+const READ_ONLY: [&str; 4] = ["/proc/bus", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// The whole configuration.
+pub(crate) fn config(id: &SandboxId, spec: &Spec, bundle: &Path, base: u32) -> Value {
+    json!({
+        "ociVersion": "1.0.2",
+        "process": process(spec),
+        "root": { "path": "rootfs", "readonly": true },
+        "hostname": "sandbox",
+        "mounts": mounts(spec, bundle),
+        "linux": linux(id, base),
+    })
+}
+
+/// The capabilities of process 1, as bits.
+pub(crate) fn capability_bits(unpacks: bool) -> u64 {
+    // CAP_KILL 5, CAP_SETGID 6, CAP_SETUID 7, CAP_SETPCAP 8; CAP_CHOWN 0, DAC_OVERRIDE 1, FOWNER 3, FSETID 4.
+    0b1_1110_0000 | if unpacks { 0b1_1011 } else { 0 }
+}
+
+fn process(spec: &Spec) -> Value {
+    let mut capabilities = RUNS.to_vec();
+    if let Profile::Unpack { .. } = spec.profile {
+        capabilities.extend(UNPACKS);
+    }
+    let rlimit = |kind: &str, value: u64| json!({ "type": kind, "soft": value, "hard": value });
+    json!({
+        "terminal": false,
+        "user": { "uid": 0, "gid": 0 },
+        "args": ["/.belljar/guest", "init", "--ttl-ms", spec.limits.ttl_ms.to_string()],
+        "env": ["PATH=/usr/bin:/bin"],
+        "cwd": "/",
+        "capabilities": {
+            "bounding": capabilities,
+            "effective": capabilities,
+            "permitted": capabilities,
+            "inheritable": [],
+            "ambient": [],
+        },
+        "rlimits": [
+            rlimit("RLIMIT_NOFILE", allowed(Resource::Nofile, OPEN_FILES)),
+            rlimit("RLIMIT_MEMLOCK", allowed(Resource::Memlock, LOCKED_BYTES)),
+            rlimit("RLIMIT_CORE", 0),
+        ],
+        "noNewPrivileges": true,
+    })
+}
+
+fn mounts(spec: &Spec, bundle: &Path) -> Value {
+    let limits = &spec.limits;
+    let bind = |target: &str, source: &str, writable: bool| bind(target, &bundle.join(source), writable);
+    let mut mounts = vec![
+        json!({ "destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "nodev", "noexec"] }),
+        json!({
+            "destination": "/dev",
+            "type": "tmpfs",
+            "source": "tmpfs",
+            "options": ["nosuid", "noexec", "strictatime", "mode=755", "size=64k"],
+        }),
+        json!({ "destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": tmp_options(limits) }),
+        bind("/.belljar/guest", "guest", false),
+        self::bind("/.belljar/channel", &bundle.with_file_name("channel"), false),
+        bind("/.belljar/spool", "disk/spool", true),
+    ];
+    match &spec.profile {
+        Profile::Run => mounts.extend([
+            json!({
+                "destination": "/dev/pts",
+                "type": "devpts",
+                "source": "devpts",
+                "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+            }),
+            json!({ "destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": shared_options(limits) }),
+            json!({
+                "destination": "/sys",
+                "type": "sysfs",
+                "source": "sysfs",
+                "options": ["nosuid", "nodev", "noexec", "ro"],
+            }),
+            bind("/workspace", "disk/workspace", true),
+            bind("/home/sandbox", "disk/home", true),
+        ]),
+        Profile::Unpack { done, .. } => {
+            mounts.push(bind("/layers/target", "target", true));
+            let numbered = (0..done.len()).map(|number| bind(&format!("/layers/{number}"), &format!("done/{number}"), false));
+            mounts.extend(numbered);
+        }
+    }
+    Value::Array(mounts)
+}
+
+fn bind(target: &str, source: &Path, writable: bool) -> Value {
+    let access = if writable { "rw" } else { "ro" };
+    json!({
+        "destination": target,
+        "type": "bind",
+        "source": source,
+        "options": ["bind", "nosuid", "nodev", access],
+    })
+}
+
+fn linux(id: &SandboxId, base: u32) -> Value {
+    let map = json!([{ "containerID": 0, "hostID": base, "size": UID_RANGE }]);
+    let namespaces = ["user", "pid", "mount", "ipc", "uts", "cgroup", "network"];
+    json!({
+        "namespaces": namespaces.map(|kind| json!({ "type": kind })),
+        "uidMappings": map,
+        "gidMappings": map,
+        "cgroupsPath": Cgroups::guest_path(id),
+        // Only devices: the limits are on cgroups that the OCI runtime does not know.
+        "resources": { "devices": [{ "allow": false, "access": "rwm" }] },
+        "seccomp": seccomp::filter(),
+        "maskedPaths": MASKED,
+        "readonlyPaths": READ_ONLY,
+    })
+}
+
+fn tmp_options(limits: &Limits) -> Vec<String> {
+    let inodes = (limits.tmp_bytes / PAGE_BYTES).min(TMP_INODES_MAX);
+    let options = ["nosuid", "nodev", "mode=1777"].map(str::to_owned);
+    options.into_iter().chain([format!("size={}", limits.tmp_bytes), format!("nr_inodes={inodes}")]).collect()
+}
+
+fn shared_options(limits: &Limits) -> Vec<String> {
+    let bytes = SHARED_BYTES.min(limits.memory_bytes / SHARED_SHARE);
+    let options = ["nosuid", "nodev", "noexec", "mode=1777"].map(str::to_owned);
+    options.into_iter().chain([format!("size={bytes}")]).collect()
+}
+
+/// What is wanted of a resource, or what this process may hand on of it: without CAP_SYS_RESOURCE, asking for more
+/// would fail the start.
+fn allowed(resource: Resource, wanted: u64) -> u64 {
+    rustix::process::getrlimit(resource).maximum.map_or(wanted, |hard| hard.min(wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(profile: Profile) -> Spec {
+        Spec { layers: vec!["/layer".into()], limits: Limits::default(), profile, guest: "/guest".into() }
+    }
+
+    #[test]
+    fn every_mount_is_nosuid_and_all_but_dev_and_pts_are_nodev() {
+        let unpack = Profile::Unpack { done: vec!["/a".into()], target: "/b".into() };
+        for profile in [Profile::Run, unpack] {
+            let mounts = mounts(&spec(profile), Path::new("/bundle"));
+            for mount in mounts.as_array().unwrap() {
+                let options = mount["options"].as_array().unwrap();
+                let target = mount["destination"].as_str().unwrap();
+                assert!(options.contains(&json!("nosuid")), "{mount}");
+                assert!(options.contains(&json!("nodev")) || ["/dev", "/dev/pts"].contains(&target), "{mount}");
+            }
+        }
+    }
+
+    #[test]
+    fn process_1_has_what_it_needs_and_no_more() {
+        let process = process(&spec(Profile::Run));
+        assert_eq!(process["capabilities"]["bounding"].as_array().unwrap().len(), 4);
+        assert_eq!(process["capabilities"]["inheritable"], json!([]));
+        assert_eq!(process["noNewPrivileges"], json!(true));
+        assert_eq!(capability_bits(false), 0x1e0);
+    }
+
+    #[test]
+    fn shared_memory_leaves_room_after_a_memory_kill() {
+        let limits = Limits { memory_bytes: 16 << 20, ..Limits::default() };
+        assert!(shared_options(&limits).contains(&format!("size={}", 4 << 20)));
+    }
+}

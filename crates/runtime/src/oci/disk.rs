@@ -1,0 +1,261 @@
+//! A sandbox's own disk: an ext4 file system in a file of the size that was asked for, on a loop device.
+//!
+//! The blocks are reserved on the host when the file is made. Under a sparse file a full host would accept writes
+//! and lose them later; so a host without room refuses here instead. The loop device clears itself when the last
+//! mount of it goes, which is when the sandbox's last mount namespace ends.
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use api::limits::{Limits, UID};
+use rustix::fs::{FallocateFlags, FileType, Mode};
+use rustix::mount::MountFlags;
+
+use crate::Error;
+use crate::oci::files::{self, failed};
+use crate::oci::mounts::{Operation, c_string};
+use crate::oci::process::{self, Words};
+
+/// What the host keeps free, whatever is asked for: its own logs, records and databases need room to say so.
+const HOST_FREE_BYTES: u64 = 1 << 30;
+/// The same as a share, in percent, for large file systems, which slow down when nearly full.
+const HOST_FREE_PERCENT: u64 = 2;
+/// Blocks that only the guest may fill, so that kept output has room when user code has filled the disk: four
+/// full outputs of the default size, with a little for the directories.
+const RESERVED_BYTES: u64 = 48 << 20;
+/// Of a small disk, no more than this part is reserved.
+const RESERVED_SHARE: u64 = 8;
+/// The size of an inode on the disk.
+const INODE_BYTES: u64 = 256;
+/// Of the disk, no more than this part may be inode tables.
+const INODES_SHARE: u64 = 2;
+/// Inodes that ext4 keeps to itself, and those of the directories made here.
+const INODES_OWN: u64 = 16;
+/// `mke2fs` takes 3 ms; a machine in trouble is given time.
+const FORMAT: Duration = Duration::from_secs(20);
+/// Others ask for free loop devices at the same time; each round one of them gets one.
+const ATTACH_TRIES: u32 = 256;
+/// How long the kernel is given to clear a loop device whose last mount is gone.
+const DETACH: Duration = Duration::from_secs(2);
+
+const LOOP_MAJOR: u32 = 7;
+const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
+const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+const LO_FLAGS_DIRECT_IO: u32 = 16;
+
+/// `struct loop_config` of the kernel, with the `struct loop_info64` in it.
+#[repr(C)]
+struct LoopConfig {
+    descriptor: u32,
+    block_size: u32,
+    device: u64,
+    inode: u64,
+    device_inside: u64,
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encryption: [u32; 2],
+    flags: u32,
+    names: [u8; 160],
+    initial: [u64; 2],
+    reserved: [u64; 8],
+}
+
+/// A disk on a loop device. The device lives while this value or a mount of it does.
+pub(crate) struct Disk {
+    number: u32,
+    _device: File,
+}
+
+impl Disk {
+    /// The operations that mount the disk at `target` and make the directories that the sandbox is given.
+    pub(crate) fn operations(&self, target: &Path, base: u32) -> Result<Vec<Operation>, Error> {
+        // Nothing on this disk outlives the sandbox, so nothing is gained by making the host's disk flush for it.
+        let options = format!("resuid={base},noinit_itable,nobarrier");
+        let mut operations = vec![
+            Operation::Mount {
+                kind: c"ext4",
+                source: c_string(node(self.number).as_os_str())?,
+                target: c_string(target.as_os_str())?,
+                flags: MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME,
+                options: CString::new(options).unwrap_or_default(),
+            },
+            Operation::Own { path: c_string(target.as_os_str())?, owner: base, mode: 0o711 },
+        ];
+        for (name, user, mode) in [("workspace", UID, 0o755), ("home", UID, 0o750), ("spool", 0, 0o700)] {
+            let path = c_string(target.join(name).as_os_str())?;
+            operations.push(Operation::Directory { path: path.clone() });
+            operations.push(Operation::Own { path, owner: base + user, mode });
+        }
+        Ok(operations)
+    }
+}
+
+/// Makes the file, with all its blocks, and the file system in it.
+pub(crate) fn make(path: &Path, limits: &Limits) -> Result<(), Error> {
+    if limits.disk_inodes.saturating_mul(INODE_BYTES) > limits.disk_bytes / INODES_SHARE {
+        return Err(Error::Unsupported {
+            what: "disk_inodes",
+            why: format!("their tables would fill a disk of {} bytes; ask for fewer or for more disk", limits.disk_bytes),
+        });
+    }
+    refuse_if_full(path, limits.disk_bytes)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(|source| failed("make", path, source))?;
+    match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, limits.disk_bytes) {
+        Ok(()) => format(path, limits),
+        Err(rustix::io::Errno::NOSPC | rustix::io::Errno::FBIG | rustix::io::Errno::DQUOT) => Err(Error::Capacity {
+            what: "the disk",
+            why: format!("the host has no {} bytes left for it", limits.disk_bytes),
+        }),
+        Err(rustix::io::Errno::OPNOTSUPP) => Err(Error::Unsupported {
+            what: "disk_bytes",
+            why: "the data directory's file system cannot reserve blocks; put it on ext4, xfs or btrfs".into(),
+        }),
+        Err(error) => Err(failed("reserve blocks of", path, error.into())),
+    }
+}
+
+/// Puts the disk on a free loop device. `chosen` is told the device's number before it is taken.
+pub(crate) fn attach(path: &Path, mut chosen: impl FnMut(u32) -> Result<(), Error>) -> Result<Disk, Error> {
+    let control_path = Path::new("/dev/loop-control");
+    let control = open_device(control_path).map_err(|source| failed("open", control_path, source))?;
+    let backing = open_device(path).map_err(|source| failed("open", path, source))?;
+    for _ in 0..ATTACH_TRIES {
+        // SAFETY: this request takes no argument and returns the number of a device that was free.
+        let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
+        let number = u32::try_from(number)
+            .map_err(|_| failed("find a free loop device with", control_path, io::Error::last_os_error()))?;
+        chosen(number)?;
+        let device = open_node(number)?;
+        match configure(device.as_raw_fd(), backing.as_raw_fd()) {
+            Ok(()) => return Ok(Disk { number, _device: device }),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+            Err(error) => return Err(failed("attach to a loop device", path, error)),
+        }
+    }
+    Err(Error::Capacity { what: "a loop device", why: "others took each one that was free".into() })
+}
+
+/// Waits until the kernel has cleared the device under a disk whose sandbox is gone.
+pub(crate) fn wait_detached(number: u32, path: &Path) -> Result<(), Error> {
+    let deadline = Instant::now() + DETACH;
+    let backing = PathBuf::from(format!("/sys/block/loop{number}/loop/backing_file"));
+    while files::read_if_there(&backing)?.is_some_and(|text| Path::new(text.trim_end()) == path) {
+        if Instant::now() > deadline {
+            return Err(Error::Deadline { what: "the release of a sandbox's loop device", after: DETACH });
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+fn refuse_if_full(path: &Path, bytes: u64) -> Result<(), Error> {
+    let parent = path.parent().unwrap_or(path);
+    let host = rustix::fs::statvfs(parent).map_err(|error| failed("look at the file system of", parent, error.into()))?;
+    let free = host.f_bavail.saturating_mul(host.f_frsize);
+    let kept = HOST_FREE_BYTES.max(host.f_blocks.saturating_mul(host.f_frsize) / 100 * HOST_FREE_PERCENT);
+    if free < bytes.saturating_add(kept) {
+        return Err(Error::Capacity {
+            what: "the disk",
+            why: format!("{bytes} bytes were asked for, {free} are free and {kept} of them stay free"),
+        });
+    }
+    Ok(())
+}
+
+fn format(path: &Path, limits: &Limits) -> Result<(), Error> {
+    let reserved = RESERVED_BYTES.min(limits.disk_bytes / RESERVED_SHARE);
+    let hundredths = reserved.saturating_mul(10_000) / limits.disk_bytes.max(1);
+    let mut command = Command::new("mke2fs");
+    command
+        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I"])
+        .arg(INODE_BYTES.to_string())
+        .arg("-N")
+        .arg((limits.disk_inodes + INODES_OWN).to_string())
+        .arg("-m")
+        .arg(format!("{}.{:02}", hundredths / 100, hundredths % 100))
+        // No journal: the disk dies with the sandbox, so nobody will ever replay it.
+        .args(["-O", "^has_journal,^resize_inode", "-E", "nodiscard,lazy_itable_init=1"])
+        .arg(path);
+    process::run(&mut command, &Words::Kept, FORMAT)
+}
+
+fn configure(device: RawFd, backing: RawFd) -> io::Result<()> {
+    let config = LoopConfig {
+        descriptor: u32::try_from(backing).map_err(|_| io::ErrorKind::InvalidInput)?,
+        block_size: 0,
+        device: 0,
+        inode: 0,
+        device_inside: 0,
+        offset: 0,
+        size_limit: 0,
+        number: 0,
+        encryption: [0; 2],
+        // Direct: what the sandbox's own page cache holds is not cached a second time.
+        flags: LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO,
+        names: [0; 160],
+        initial: [0; 2],
+        reserved: [0; 8],
+    };
+    // SAFETY: both descriptors are open, and `config` has the kernel's layout and outlives the call, which reads it.
+    let result = unsafe { libc::ioctl(device, LOOP_CONFIGURE, &raw const config) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn open_node(number: u32) -> Result<File, Error> {
+    let path = node(number);
+    match open_device(&path) {
+        Ok(device) => return Ok(device),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed("open", &path, error)),
+    }
+    // Where /dev is not kept by the kernel, the node of a new device has to be made.
+    let device = rustix::fs::makedev(LOOP_MAJOR, number);
+    match rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::BlockDevice, Mode::from_raw_mode(0o660), device) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => return Err(failed("make device", &path, error.into())),
+    }
+    open_device(&path).map_err(|source| failed("open", &path, source))
+}
+
+fn open_device(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
+}
+
+fn node(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/loop{number}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_is_the_kernels() {
+        // `sizeof(struct loop_config)` in <linux/loop.h>, and the offset of `lo_flags` in it.
+        assert_eq!(size_of::<LoopConfig>(), 304);
+        assert_eq!(std::mem::offset_of!(LoopConfig, flags), 60);
+    }
+
+    #[test]
+    fn a_disk_that_the_host_has_no_room_for_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("disk.img");
+        let limits = Limits { disk_bytes: 1 << 55, ..Limits::default() };
+        assert!(matches!(make(&path, &limits), Err(Error::Capacity { .. })));
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,120 @@
+//! File operations whose errors name the act and the path, and whose removals take "already gone" for success.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::Path;
+
+use crate::Error;
+
+/// A text file as a whole.
+pub(crate) fn read(path: &Path) -> Result<String, Error> {
+    fs::read_to_string(path).map_err(|source| failed("read", path, source))
+}
+
+/// A text file as a whole, or nothing if there is none (or its process or cgroup went away meanwhile).
+pub(crate) fn read_if_there(path: &Path) -> Result<Option<String>, Error> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(failed("read", path, error)),
+    }
+}
+
+/// Writes a file that exists or is made.
+pub(crate) fn write(path: &Path, content: &str) -> Result<(), Error> {
+    fs::write(path, content).map_err(|source| failed("write", path, source))
+}
+
+/// Puts a whole new content in a file's place: a reader sees the old or the new one, never a part.
+pub(crate) fn replace(path: &Path, content: &str) -> Result<(), Error> {
+    let fresh = path.with_extension("new");
+    write(&fresh, content)?;
+    fs::rename(&fresh, path).map_err(|source| failed("rename to", path, source))
+}
+
+/// Makes a directory with exactly this mode, whatever the umask; one that is there gets the mode.
+pub(crate) fn directory(path: &Path, mode: u32) -> Result<(), Error> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(failed("make directory", path, error)),
+    }
+    set_mode(path, mode)
+}
+
+/// Sets a mode exactly.
+pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<(), Error> {
+    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(|source| failed("set mode of", path, source))
+}
+
+/// Gives a path of ours (never one that guest code can touch) to a user and a group.
+pub(crate) fn set_owner(path: &Path, uid: u32, gid: u32) -> Result<(), Error> {
+    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).map_err(|source| failed("set owner of", path, source))
+}
+
+/// Unlinks a file or a socket.
+pub(crate) fn remove_file(path: &Path) -> Result<(), Error> {
+    accept_gone(fs::remove_file(path)).map_err(|source| failed("remove", path, source))
+}
+
+/// Removes an empty directory.
+pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
+    accept_gone(fs::remove_dir(path)).map_err(|source| failed("remove directory", path, source))
+}
+
+/// Removes a directory with the files in it and with directories down to `depth` levels, the deepest of which must
+/// be empty. A mount that was left behind therefore stops the removal instead of being emptied by it.
+pub(crate) fn remove_shallow(path: &Path, depth: u32) -> Result<(), Error> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if is_gone(&error) => return Ok(()),
+        Err(error) => return Err(failed("list", path, error)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(|source| failed("list", path, source))?;
+        let kind = entry.file_type().map_err(|source| failed("look at", &entry.path(), source))?;
+        match (kind.is_dir(), depth) {
+            (false, _) => remove_file(&entry.path())?,
+            (true, 0) => remove_directory(&entry.path())?,
+            (true, _) => remove_shallow(&entry.path(), depth - 1)?,
+        }
+    }
+    remove_directory(path)
+}
+
+/// Whether an error says that the thing is not there any more. `ENODEV` is what a file of a removed cgroup says,
+/// `ESRCH` one of an ended process.
+pub(crate) fn is_gone(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ESRCH))
+}
+
+/// The error of a failed act on a path.
+pub(crate) fn failed(act: &str, path: &Path, source: io::Error) -> Error {
+    Error::System { act: format!("{act} {}", path.display()), source }
+}
+
+fn accept_gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if is_gone(&error) => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_directory_stops_a_shallow_removal() {
+        let home = tempfile::tempdir().unwrap();
+        let bundle = home.path().join("bundle");
+        fs::create_dir_all(bundle.join("rootfs/etc")).unwrap();
+        fs::write(bundle.join("config.json"), "{}").unwrap();
+        assert!(remove_shallow(&bundle, 0).is_err(), "rootfs is not empty");
+        assert!(bundle.join("rootfs/etc").exists());
+        fs::remove_dir(bundle.join("rootfs/etc")).unwrap();
+        assert!(remove_shallow(&bundle, 0).is_ok());
+        assert!(remove_shallow(&bundle, 0).is_ok(), "already gone is success");
+    }
+}

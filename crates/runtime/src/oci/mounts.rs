@@ -1,0 +1,235 @@
+//! The private mount namespace of a sandbox, as a list of operations.
+//!
+//! The list is made, with every string in it, before the OCI runtime's command is forked; the child runs it before
+//! it becomes the OCI runtime. Between fork and exec only system calls are safe, so an operation makes calls and
+//! nothing else. Because the mounts are in a namespace that the sandbox's processes alone keep alive, the host's
+//! table stays as it was and the kernel removes them with the last process.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
+use rustix::process::{Pid, Signal};
+use rustix::thread::UnshareFlags;
+
+use crate::Error;
+
+/// One thing that the child does before it becomes the OCI runtime.
+pub(crate) enum Operation {
+    /// Dies with the process that forked it, which may be dead already.
+    DieWith {
+        /// That process.
+        parent: Pid,
+    },
+    /// Joins a cgroup.
+    Join {
+        /// Its `cgroup.procs`.
+        procs: OwnedFd,
+    },
+    /// Leaves the host's mount namespace for a private copy.
+    Separate,
+    /// Shows a directory or a file at another place.
+    Mirror {
+        /// What is shown.
+        source: CString,
+        /// Where; it exists.
+        target: CString,
+        /// Whether it can be written to.
+        writable: bool,
+        /// The user namespace through whose map its owners are seen.
+        owners: Option<Arc<OwnedFd>>,
+    },
+    /// Mounts a file system.
+    Mount {
+        /// Its kind.
+        kind: &'static CStr,
+        /// The device.
+        source: CString,
+        /// Where.
+        target: CString,
+        /// How.
+        flags: MountFlags,
+        /// And what only this kind understands.
+        options: CString,
+    },
+    /// Goes to a directory, so that the names in an overlay's options stay short.
+    Enter {
+        /// The directory.
+        path: CString,
+    },
+    /// Makes a directory on the fresh disk.
+    Directory {
+        /// Its path.
+        path: CString,
+    },
+    /// Sets the owner, the group of the same number, and the mode of a directory on the fresh disk.
+    Own {
+        /// Its path.
+        path: CString,
+        /// User and group.
+        owner: u32,
+        /// The mode.
+        mode: u32,
+    },
+}
+
+/// Operations and the pipe on which a child that fails says at which.
+pub(crate) struct Plan {
+    operations: Arc<[Operation]>,
+    report: OwnedFd,
+}
+
+/// The part of an operation that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// The operation as a whole.
+    Whole = 0,
+    /// Seeing owners through a map: what a file system may not support.
+    Owners = 1,
+}
+
+impl Plan {
+    /// Has a command run these operations before it becomes what it is to be.
+    pub(crate) fn prepare(operations: Vec<Operation>, command: &mut Command) -> Result<Self, Error> {
+        let (report, reporter) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)
+            .map_err(|error| Error::System { act: "make a pipe".into(), source: error.into() })?;
+        let operations: Arc<[Operation]> = operations.into();
+        let to_run = Arc::clone(&operations);
+        let run = move || {
+            for (index, operation) in to_run.iter().enumerate() {
+                if let Err((part, errno)) = operation.run() {
+                    let place = [u8::try_from(index).unwrap_or(u8::MAX), part as u8];
+                    let _ = rustix::io::write(&reporter, &place);
+                    return Err(io::Error::from(errno));
+                }
+            }
+            Ok(())
+        };
+        // SAFETY: `run` makes system calls on strings and descriptors made beforehand. It neither allocates nor locks,
+        // so it may run in the forked child of a process with many threads.
+        unsafe { command.pre_exec(run) };
+        Ok(Self { operations, report })
+    }
+
+    /// Says which operation an error of the command's start came from, if it came from one.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        let mut place = [0_u8; 2];
+        let Ok(2) = rustix::io::read(&self.report, &mut place) else { return error };
+        let Error::System { source, .. } = error else { return error };
+        let [index, part] = place;
+        let Some(operation) = self.operations.get(usize::from(index)) else {
+            return Error::System { act: "prepare the sandbox's mounts".into(), source };
+        };
+        if part == Part::Owners as u8 {
+            return Error::Unsupported {
+                what: "a uid range of the sandbox's own",
+                why: format!(
+                    "{} failed ({source}): its file system has no idmapped mounts; keep it on ext4, xfs or btrfs, on \
+                     Linux 5.19 or later",
+                    operation.act()
+                ),
+            };
+        }
+        Error::System { act: operation.act(), source }
+    }
+}
+
+impl Operation {
+    fn run(&self) -> Result<(), (Part, Errno)> {
+        match self {
+            Self::Mirror { source, target, writable, owners } => {
+                mirror((source, target), *writable, owners.as_deref())
+            }
+            other => other.run_whole().map_err(|errno| (Part::Whole, errno)),
+        }
+    }
+
+    fn run_whole(&self) -> Result<(), Errno> {
+        match self {
+            Self::DieWith { parent } => {
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                // The parent may have died before the line above; then nobody would send the signal.
+                if rustix::process::getppid() == Some(*parent) { Ok(()) } else { Err(Errno::SRCH) }
+            }
+            Self::Join { procs } => rustix::io::write(procs, b"0").map(|_| ()),
+            Self::Separate => {
+                // SAFETY: only the mount namespace is left; no memory or descriptor table is shared or unshared.
+                unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
+                rustix::mount::mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+            }
+            Self::Mirror { .. } => Ok(()),
+            Self::Mount { kind, source, target, flags, options } => {
+                rustix::mount::mount(source.as_c_str(), target.as_c_str(), *kind, *flags, options.as_c_str())
+            }
+            Self::Enter { path } => rustix::process::chdir(path.as_c_str()),
+            Self::Directory { path } => rustix::fs::mkdir(path.as_c_str(), Mode::from_raw_mode(0o700)),
+            Self::Own { path, owner, mode } => {
+                let (uid, gid) = (Uid::from_raw(*owner), Gid::from_raw(*owner));
+                rustix::fs::chown(path.as_c_str(), Some(uid), Some(gid))?;
+                rustix::fs::chmod(path.as_c_str(), Mode::from_raw_mode(*mode))
+            }
+        }
+    }
+
+    /// What it does, for people.
+    fn act(&self) -> String {
+        match self {
+            Self::DieWith { .. } => "tie the OCI runtime to its caller".into(),
+            Self::Join { .. } => "put the OCI runtime in its cgroup".into(),
+            Self::Separate => "leave the host's mount namespace".into(),
+            Self::Mirror { source, .. } => format!("mount {} for the sandbox", source.to_string_lossy()),
+            Self::Mount { source, .. } => format!("mount {}", source.to_string_lossy()),
+            Self::Enter { path } => format!("go to {}", path.to_string_lossy()),
+            Self::Directory { path } => format!("make directory {}", path.to_string_lossy()),
+            Self::Own { path, .. } => format!("set owner of {}", path.to_string_lossy()),
+        }
+    }
+}
+
+/// A path as the kernel takes it.
+pub(crate) fn c_string(path: &OsStr) -> Result<CString, Error> {
+    CString::new(path.as_bytes()).map_err(|source| Error::System {
+        act: format!("use the path {}", path.display()),
+        source: io::Error::new(io::ErrorKind::InvalidInput, source),
+    })
+}
+
+fn mirror((source, target): (&CStr, &CStr), writable: bool, owners: Option<&OwnedFd>) -> Result<(), (Part, Errno)> {
+    let whole = |errno| (Part::Whole, errno);
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let tree = rustix::mount::open_tree(CWD, source, flags).map_err(whole)?;
+    let read_only = if writable { 0 } else { libc::MOUNT_ATTR_RDONLY };
+    set_attributes(&tree, read_only | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID, None).map_err(whole)?;
+    if let Some(owners) = owners {
+        set_attributes(&tree, libc::MOUNT_ATTR_IDMAP, Some(owners)).map_err(|errno| (Part::Owners, errno))?;
+    }
+    rustix::mount::move_mount(&tree, c"", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(whole)
+}
+
+fn set_attributes(tree: &OwnedFd, attributes: u64, owners: Option<&OwnedFd>) -> Result<(), Errno> {
+    let attributes = libc::mount_attr {
+        attr_set: attributes,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: owners.map_or(Ok(0), |owners| u64::try_from(owners.as_raw_fd())).map_err(|_| Errno::BADF)?,
+    };
+    // SAFETY: the descriptors are open, the path is a string, and `attributes` outlives the call, which reads it.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_fd().as_raw_fd(),
+            c"".as_ptr(),
+            AtFlags::EMPTY_PATH.bits(),
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if result < 0 { Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)) } else { Ok(()) }
+}

@@ -1,0 +1,277 @@
+//! Processes held by descriptor, and commands run to their end.
+//!
+//! A process is known by its pid, its start time and the boot of the machine, and held by a pidfd: a bare pid may
+//! by now be another process. A command runs to its end on the thread that started it, because the signal by which
+//! the kernel ends it with its parent is tied to that thread.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+use serde::{Deserialize, Serialize};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::oci::files;
+use crate::{Error, Exit};
+
+/// What an error shows of what a command wrote: enough for the cause, not a flood.
+const STDERR_BYTES: u64 = 2048;
+
+/// What tells a process from every other one of this boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// Its number, as this process sees it.
+    pub pid: i32,
+    /// When it started, in clock ticks since the boot.
+    pub start: u64,
+}
+
+/// A process held by descriptor.
+#[derive(Debug)]
+pub(crate) struct Process {
+    /// Who it is.
+    pub identity: Identity,
+    descriptor: OwnedFd,
+    /// How it ended, once somebody in this process has been told: the kernel tells only once.
+    exit: Mutex<Option<Exit>>,
+}
+
+impl Process {
+    /// Takes hold of the process that has this pid now, if there is one.
+    pub(crate) fn open(pid: i32) -> Result<Option<Self>, Error> {
+        let Some(number) = Pid::from_raw(pid) else { return Ok(None) };
+        let descriptor = match rustix::process::pidfd_open(number, PidfdFlags::empty()) {
+            Ok(descriptor) => descriptor,
+            Err(rustix::io::Errno::SRCH) => return Ok(None),
+            Err(error) => {
+                return Err(Error::System { act: format!("take hold of process {pid}"), source: error.into() });
+            }
+        };
+        // Read after the descriptor was made: if the process is another one by now, the start time differs.
+        let Some(start) = start_time(pid)? else { return Ok(None) };
+        Ok(Some(Self { identity: Identity { pid, start }, descriptor, exit: Mutex::new(None) }))
+    }
+
+    /// Takes hold of exactly this process, if it is still there.
+    pub(crate) fn reopen(identity: Identity) -> Result<Option<Self>, Error> {
+        Ok(Self::open(identity.pid)?.filter(|process| process.identity == identity))
+    }
+
+    /// Whether it still runs. A zombie does not.
+    pub(crate) fn is_alive(&self) -> bool {
+        !self.wait_until(Instant::now())
+    }
+
+    /// Sends a signal. A process that is gone takes it as well.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<(), Error> {
+        match rustix::process::pidfd_send_signal(&self.descriptor, signal) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(error) => {
+                Err(Error::System { act: format!("signal process {}", self.identity.pid), source: error.into() })
+            }
+        }
+    }
+
+    /// Blocks this thread until the process has ended or the deadline is reached; says whether it ended.
+    pub(crate) fn wait_until(&self, deadline: Instant) -> bool {
+        wait_readable(&self.descriptor, deadline)
+    }
+
+    /// Waits until the process has ended.
+    pub(crate) async fn ended(&self) -> Result<(), Error> {
+        let act = || format!("wait for process {}", self.identity.pid);
+        let wrong = |source| Error::System { act: act(), source };
+        let descriptor = self.descriptor.try_clone().map_err(wrong)?;
+        // SAFETY: an `OwnedFd` is open, always the same, and closed only when `watched`, which owns it, is dropped.
+        let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }
+            .map_err(|error| wrong(error.into()))?;
+        watched.readable().await.map(|_| ()).map_err(wrong)
+    }
+
+    /// How the process ended; call it after the end. Collects the status if this process is the one to collect it.
+    pub(crate) fn exit(&self) -> Exit {
+        let mut known = self.exit.lock().unwrap_or_else(PoisonError::into_inner);
+        *known.get_or_insert_with(|| collect(WaitId::PidFd(self.descriptor.as_fd())).unwrap_or(Exit::Unknown))
+    }
+}
+
+/// Collects a process that ended and that this process inherited, so that no zombie stays. Says whether it is gone.
+pub(crate) fn reap(pid: i32) -> bool {
+    let Some(number) = Pid::from_raw(pid) else { return true };
+    match rustix::process::waitid(WaitId::Pid(number), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
+        Ok(None) => false,
+        Ok(Some(_)) | Err(_) => true,
+    }
+}
+
+/// The start time of a process in clock ticks since the boot, if there is such a process.
+pub(crate) fn start_time(pid: i32) -> Result<Option<u64>, Error> {
+    let Some(stat) = files::read_if_there(Path::new(&format!("/proc/{pid}/stat")))? else { return Ok(None) };
+    // The command's name may hold anything, parentheses and blanks included; the last `)` ends it. The start time
+    // is field 22, the twentieth after the name.
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    Ok(after_name.split_whitespace().nth(19).and_then(|word| word.parse().ok()))
+}
+
+/// The name that the kernel gave to this boot of the machine.
+pub(crate) fn boot_id() -> Result<String, Error> {
+    Ok(files::read(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_owned())
+}
+
+/// Makes this process the one that inherits orphans from below it.
+///
+/// An OCI runtime starts process 1 and leaves. Without this its status would go to process 1 of the machine, and
+/// nobody here would learn how a sandbox ended; nor would zombies go before that process gets round to it.
+pub(crate) fn inherit_orphans() -> Result<(), Error> {
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|error| Error::System { act: "inherit the sandboxes' orphans".into(), source: error.into() })
+}
+
+/// Where a command's words go on failure.
+pub(crate) enum Words<'a> {
+    /// To its standard error, which is a memory file.
+    Kept,
+    /// To a log of its own; its standard error is `/dev/null`, because what it leaves behind inherits it.
+    Log(&'a Path),
+}
+
+/// Runs a command to its end. It has no standard input and output, and of the environment only `PATH`.
+pub(crate) fn run(command: &mut Command, words: &Words<'_>, within: Duration) -> Result<(), Error> {
+    let argv = shown(command);
+    let kept = match words {
+        Words::Kept => Some(memory_file()?),
+        Words::Log(_) => None,
+    };
+    let stderr = match &kept {
+        Some(file) => Stdio::from(file.try_clone().map_err(|source| cannot_run(&argv, source))?),
+        None => Stdio::null(),
+    };
+    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(stderr)
+        .spawn()
+        .map_err(|source| cannot_run(&argv, source))?;
+    let Some(status) = wait_child(&mut child, within).map_err(|source| cannot_run(&argv, source))? else {
+        return Err(Error::Deadline { what: "a command of the OCI runtime or of the system", after: within });
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let stderr = match (words, kept) {
+        (Words::Log(path), _) => File::open(path).map(tail).unwrap_or_default(),
+        (Words::Kept, kept) => kept.map(tail).unwrap_or_default(),
+    };
+    Err(Error::Command { argv, status: said(status), stderr })
+}
+
+/// The error of a command that could not be started.
+pub(crate) fn cannot_run(argv: &str, source: io::Error) -> Error {
+    Error::System { act: format!("run `{argv}`"), source }
+}
+
+/// A command line for people.
+pub(crate) fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+/// Waits for a child and, at the deadline, ends it: then there is no status.
+fn wait_child(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + within;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+    let descriptor = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+    let ended = wait_readable(&descriptor, deadline);
+    if !ended {
+        child.kill()?;
+    }
+    child.wait().map(|status| ended.then_some(status))
+}
+
+fn wait_readable(descriptor: &OwnedFd, deadline: Instant) -> bool {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        match rustix::event::poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return false,
+            Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(_) => return true,
+        }
+    }
+}
+
+fn collect(who: WaitId<'_>) -> Option<Exit> {
+    let status = rustix::process::waitid(who, WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok()??;
+    status
+        .exit_status()
+        .map(Exit::Exited)
+        .or_else(|| status.terminating_signal().map(Exit::Signaled))
+}
+
+fn memory_file() -> Result<File, Error> {
+    rustix::fs::memfd_create("stderr", rustix::fs::MemfdFlags::CLOEXEC)
+        .map(File::from)
+        .map_err(|error| Error::System { act: "make a memory file".into(), source: error.into() })
+}
+
+fn tail(mut file: File) -> String {
+    let mut bytes = Vec::new();
+    let length = file.metadata().map_or(0, |metadata| metadata.len());
+    let start = SeekFrom::Start(length.saturating_sub(STDERR_BYTES));
+    if file.seek(start).and_then(|_| file.take(STDERR_BYTES).read_to_end(&mut bytes)).is_err() {
+        return String::new();
+    }
+    String::from_utf8_lossy(&bytes).trim().to_owned()
+}
+
+fn said(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("status {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "no status".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_command_keeps_argv_status_and_stderr() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo no such luck >&2; exit 3"]);
+        let error = run(&mut command, &Words::Kept, Duration::from_secs(5)).unwrap_err();
+        let Error::Command { argv, status, stderr } = error else { panic!("{error:?}") };
+        assert!(argv.starts_with("sh -c"));
+        assert_eq!((status.as_str(), stderr.as_str()), ("status 3", "no such luck"));
+    }
+
+    #[test]
+    fn a_command_ends_at_its_deadline() {
+        let mut command = Command::new("sleep");
+        let error = run(command.arg("60"), &Words::Kept, Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn a_process_is_known_by_its_start_time_too() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let process = Process::open(own).unwrap().unwrap();
+        assert!(process.is_alive());
+        let other = Identity { start: process.identity.start + 1, ..process.identity };
+        assert!(Process::reopen(other).unwrap().is_none());
+        assert!(Process::reopen(process.identity).unwrap().is_some());
+    }
+}

@@ -1,0 +1,291 @@
+//! What is written down of a sandbox before anything of it is made, and who has it in hand.
+//!
+//! `<data>/sandboxes/<id>/record.json` says which runtime, which range of user ids, which boot, which loop device,
+//! and, once known, which process. The directory is made first and removed last, so whatever was made is found by
+//! listing directories, and a range of user ids is free again only when nothing can own a file in it any more.
+//!
+//! `<data>/sandboxes/<id>/lock` is locked by the process that has the sandbox in hand. The kernel drops the lock when
+//! that process dies, however it dies.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use api::SandboxId;
+use api::limits::UID_RANGE;
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::oci::files::{self, failed};
+use crate::oci::process::Identity;
+
+/// The first host id given to sandboxes: above what people, system users and the usual subordinate ranges use.
+const RANGE_BASE: u32 = 1 << 30;
+/// Ranges on one machine; the last ends below 2^31, above which some programs take ids for negative numbers.
+const RANGES_MAX: u32 = 16_000;
+/// The mode of directories that a sandbox's root walks through and must not list.
+const WALKED: u32 = 0o711;
+
+/// Where everything is kept.
+#[derive(Clone, Debug)]
+pub struct Dirs {
+    /// The data directory. Its parents must let every user through.
+    pub data: PathBuf,
+}
+
+/// What is written down of one sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// The name of the runtime that made it.
+    pub runtime: String,
+    /// The number of its range of user ids.
+    pub range: u32,
+    /// The boot in which it was made; after another one nothing of it runs.
+    pub boot: String,
+    /// Whether process 1 has the capabilities for unpacking.
+    pub unpacks: bool,
+    /// The number of the loop device under its disk.
+    pub device: Option<u32>,
+    /// Process 1, once it runs.
+    pub process: Option<Identity>,
+    /// Whether its end has been asked for.
+    pub stopping: bool,
+}
+
+/// The lock on a sandbox in hand. Dropping it lets the sandbox go.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl Dirs {
+    /// Makes the directories that all sandboxes share.
+    pub(crate) fn prepare(&self, runtime: &str) -> Result<(), Error> {
+        fs::create_dir_all(&self.data).map_err(|source| failed("make directory", &self.data, source))?;
+        files::set_mode(&self.data, WALKED)?;
+        files::directory(&self.sandboxes(), WALKED)?;
+        files::directory(&self.data.join("runtime"), 0o700)?;
+        files::directory(&self.states(runtime), 0o700)
+    }
+
+    /// Where the OCI runtime of this name keeps what it knows of this sandbox: a place of its own for each, so that
+    /// all of it goes by name, whatever the runtime calls its files.
+    pub(crate) fn state(&self, runtime: &str, id: &SandboxId) -> PathBuf {
+        self.states(runtime).join(id.as_str())
+    }
+
+    /// Everything of one sandbox.
+    pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
+        self.sandboxes().join(id.as_str())
+    }
+
+    /// The file under a sandbox's disk.
+    pub(crate) fn disk(&self, id: &SandboxId) -> PathBuf {
+        self.sandbox(id).join("disk.img")
+    }
+
+    /// What the OCI runtime is given.
+    pub(crate) fn bundle(&self, id: &SandboxId) -> PathBuf {
+        self.sandbox(id).join("bundle")
+    }
+
+    /// The directory in which a sandbox's socket is.
+    pub(crate) fn channel(&self, id: &SandboxId) -> PathBuf {
+        self.sandbox(id).join("channel")
+    }
+
+    fn states(&self, runtime: &str) -> PathBuf {
+        self.data.join("runtime").join(runtime)
+    }
+
+    fn sandboxes(&self) -> PathBuf {
+        self.data.join("sandboxes")
+    }
+
+    fn record(&self, id: &SandboxId) -> PathBuf {
+        self.sandbox(id).join("record.json")
+    }
+
+    /// The ids of all sandboxes that have a directory.
+    pub(crate) fn ids(&self) -> Result<Vec<SandboxId>, Error> {
+        let path = self.sandboxes();
+        let entries = fs::read_dir(&path).map_err(|source| failed("list", &path, source))?;
+        let mut ids = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|source| failed("list", &path, source))?;
+            ids.extend(entry.file_name().to_str().and_then(|name| name.parse().ok()));
+        }
+        Ok(ids)
+    }
+
+    /// What is written down of a sandbox, if it is known.
+    pub(crate) fn load(&self, id: &SandboxId) -> Result<Option<Record>, Error> {
+        let Some(text) = files::read_if_there(&self.record(id))? else { return Ok(None) };
+        let record = serde_json::from_str(&text).map_err(|source| {
+            failed("understand", &self.record(id), io::Error::new(ErrorKind::InvalidData, source))
+        })?;
+        Ok(Some(record))
+    }
+
+    /// Writes down what is known now.
+    pub(crate) fn save(&self, id: &SandboxId, record: &Record) -> Result<(), Error> {
+        let text = serde_json::to_string(record).map_err(|source| {
+            failed("write", &self.record(id), io::Error::new(ErrorKind::InvalidData, source))
+        })?;
+        files::replace(&self.record(id), &text)
+    }
+
+    /// Makes the sandbox's directory, takes it in hand, and writes its record with the lowest free range.
+    /// An id in use is [`Error::Exists`], and that sandbox is not touched.
+    pub(crate) fn reserve(&self, id: &SandboxId, runtime: &str, unpacks: bool) -> Result<(Record, Lock), Error> {
+        let path = self.sandbox(id);
+        let _ranges = self.lock_ranges()?;
+        match DirBuilder::new().mode(WALKED).create(&path) {
+            Ok(()) => files::set_mode(&path, WALKED)?,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(Error::Exists(id.clone())),
+            Err(error) => return Err(failed("make directory", &path, error)),
+        }
+        let made = self.fill(id, runtime, unpacks);
+        if made.is_err() {
+            // Nothing but these files exists yet, so this is the whole teardown; its failure would add nothing.
+            let _ = files::remove_shallow(&path, 0);
+        }
+        made
+    }
+
+    fn fill(&self, id: &SandboxId, runtime: &str, unpacks: bool) -> Result<(Record, Lock), Error> {
+        let lock = self.take(id)?.ok_or_else(|| Error::Exists(id.clone()))?;
+        let boot = crate::oci::process::boot_id()?;
+        let range = self.lowest_free_range()?;
+        let record = Record {
+            runtime: runtime.to_owned(),
+            range,
+            boot,
+            unpacks,
+            device: None,
+            process: None,
+            stopping: false,
+        };
+        self.save(id, &record)?;
+        Ok((record, lock))
+    }
+
+    /// Takes a sandbox in hand, unless a living process has it.
+    pub(crate) fn take(&self, id: &SandboxId) -> Result<Option<Lock>, Error> {
+        let path = self.sandbox(id).join("lock");
+        let file = open_lock(&path)?;
+        match lock_call(&file, libc::F_OFD_SETLK) {
+            Ok(_) => Ok(Some(Lock { _file: file })),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(source) => Err(failed("lock", &path, source)),
+        }
+    }
+
+    /// Whether a living process has the sandbox in hand. Asks without locking, so nobody is kept from taking it.
+    pub(crate) fn is_owned(&self, id: &SandboxId) -> bool {
+        let Ok(file) = File::open(self.sandbox(id).join("lock")) else { return false };
+        lock_call(&file, libc::F_OFD_GETLK).map_or(true, |kind| kind != libc::F_UNLCK)
+    }
+
+    /// Removes the directory, the record last: as long as it is there the range is in use.
+    pub(crate) fn forget(&self, id: &SandboxId) -> Result<(), Error> {
+        let path = self.sandbox(id);
+        files::remove_shallow(&self.bundle(id), 1)?;
+        files::remove_shallow(&self.channel(id), 0)?;
+        for name in ["disk.img", "runtime.log", "pid", "record.new", "lock", "record.json"] {
+            files::remove_file(&path.join(name))?;
+        }
+        files::remove_directory(&path)
+    }
+
+    fn lowest_free_range(&self) -> Result<u32, Error> {
+        let mut used = std::collections::HashSet::new();
+        for id in self.ids()? {
+            used.extend(self.load(&id)?.map(|record| record.range));
+        }
+        (0..RANGES_MAX).find(|number| !used.contains(number)).ok_or_else(|| Error::Capacity {
+            what: "a range of user ids",
+            why: format!("all {RANGES_MAX} are in use"),
+        })
+    }
+
+    fn lock_ranges(&self) -> Result<File, Error> {
+        let path = self.data.join("ranges.lock");
+        let file = open_lock(&path)?;
+        file.lock().map_err(|source| failed("lock", &path, source))?;
+        Ok(file)
+    }
+}
+
+impl Record {
+    /// The host id that is user 0 inside.
+    pub(crate) fn base(&self) -> u32 {
+        RANGE_BASE + self.range * UID_RANGE
+    }
+}
+
+fn open_lock(path: &Path) -> Result<File, Error> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .map_err(|source| failed("open", path, source))
+}
+
+/// Asks for, or asks about, the write lock on a whole file; says what kind of lock the kernel reports.
+///
+/// The lock belongs to the open file, not to the process, and, unlike one of `flock`, it can be asked about without
+/// being taken.
+fn lock_call(file: &File, command: libc::c_int) -> io::Result<libc::c_int> {
+    // SAFETY: `flock` is plain data, for which all zeroes (the whole file, no process) is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: the descriptor is open, and `lock` outlives the call, which reads it and may write to it.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(libc::c_int::from(lock.l_type)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dirs() -> (tempfile::TempDir, Dirs) {
+        let home = tempfile::tempdir().unwrap();
+        let dirs = Dirs { data: home.path().join("data") };
+        dirs.prepare("runc").unwrap();
+        (home, dirs)
+    }
+
+    #[test]
+    fn ranges_are_disjoint_and_reused_only_after_the_end() {
+        let (_home, dirs) = dirs();
+        let [a, b, c] = ["a", "b", "c"].map(|text| text.parse::<SandboxId>().unwrap());
+        let (first, _lock) = dirs.reserve(&a, "runc", false).unwrap();
+        let (second, _lock) = dirs.reserve(&b, "runc", false).unwrap();
+        assert_eq!(second.base() - first.base(), UID_RANGE);
+        dirs.forget(&a).unwrap();
+        let (third, _lock) = dirs.reserve(&c, "runc", false).unwrap();
+        assert_eq!(third.range, first.range);
+        let last = Record { range: RANGES_MAX - 1, ..third };
+        assert!(last.base().checked_add(UID_RANGE).is_some_and(|end| end < 1 << 31));
+    }
+
+    #[test]
+    fn a_sandbox_is_in_one_hand() {
+        let (_home, dirs) = dirs();
+        let id: SandboxId = "a".parse().unwrap();
+        let (record, lock) = dirs.reserve(&id, "runc", false).unwrap();
+        assert!(matches!(dirs.reserve(&id, "runc", false), Err(Error::Exists(_))));
+        assert!(dirs.is_owned(&id));
+        assert!(dirs.take(&id).unwrap().is_none());
+        drop(lock);
+        assert!(!dirs.is_owned(&id));
+        let _lock = dirs.take(&id).unwrap().unwrap();
+        assert_eq!(dirs.load(&id).unwrap(), Some(record));
+    }
+}

@@ -1,0 +1,214 @@
+//! Starting a sandbox: named steps. The undo of every one is [`super::stop::teardown`], which removes by name.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use api::SandboxId;
+use rustix::mount::MountFlags;
+use rustix::process::Signal;
+
+use super::cgroup::Cgroups;
+use super::disk::Disk;
+use super::mounts::{Operation, Plan, c_string};
+use super::process::{Process, Words};
+use super::record::Record;
+use super::{Hand, Oci, channel, config, disk, files, owners, process, stop};
+use crate::{Error, Profile, Spec};
+
+/// What a start has done after each step, in order.
+pub(super) const STEPS: [&str; 8] =
+    ["record", "cgroups", "disk", "device", "bundle", "channel", "run", "process"];
+/// An OCI runtime takes 40 to 200 ms; a machine in trouble is given time.
+const RUN: Duration = Duration::from_secs(30);
+/// Layers of one template. More would not be named by one byte in a report, nor fit an overlay's page of options.
+const LAYERS_MAX: usize = 128;
+
+/// Starts a sandbox; if that fails, nothing of it is left.
+pub(super) fn start(oci: &Oci, id: &SandboxId, spec: &Spec) -> Result<Hand, Error> {
+    check(spec)?;
+    let unpacks = matches!(spec.profile, Profile::Unpack { .. });
+    let (record, lock) = oci.dirs.reserve(id, oci.flavor.name, unpacks)?;
+    oci.reached("record");
+    match build(oci, id, spec, record) {
+        Ok(hand) => Ok(Hand { lock: Mutex::new(Some(lock)), ..hand }),
+        Err(error) => {
+            // The first error is the one to know; what a failed teardown leaves is listed and can be stopped again.
+            let _ = stop::teardown(oci, id, None);
+            Err(error)
+        }
+    }
+}
+
+impl Oci {
+    /// Says that a step is done: a test may want this process to die right here.
+    fn reached(&self, step: &str) {
+        if self.crash_at.as_deref() == Some(step) {
+            let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::KILL);
+        }
+    }
+}
+
+fn check(spec: &Spec) -> Result<(), Error> {
+    if spec.layers.is_empty() || spec.layers.len() > LAYERS_MAX {
+        return Err(Error::Unsupported {
+            what: "this number of layers",
+            why: format!("there are {}, and 1 to {LAYERS_MAX} can be mounted", spec.layers.len()),
+        });
+    }
+    let machine = rustix::system::sysinfo();
+    let total = u64::from(machine.totalram).saturating_mul(u64::from(machine.mem_unit));
+    if spec.limits.memory_bytes > total {
+        return Err(Error::Capacity {
+            what: "memory",
+            why: format!("{} bytes were asked for, the machine has {total}", spec.limits.memory_bytes),
+        });
+    }
+    Ok(())
+}
+
+fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: Record) -> Result<Hand, Error> {
+    let (bundle, channel) = (oci.dirs.bundle(id), oci.dirs.channel(id));
+    oci.cgroups.make(id, &spec.limits, oci.flavor.tier)?;
+    oci.reached("cgroups");
+    disk::make(&oci.dirs.disk(id), &spec.limits)?;
+    oci.reached("disk");
+    let disk = disk::attach(&oci.dirs.disk(id), |number| {
+        record.device = Some(number);
+        oci.dirs.save(id, &record)
+    })?;
+    oci.reached("device");
+    lay_out(&bundle, spec)?;
+    let config = config::config(id, spec, &bundle, record.base());
+    files::write(&bundle.join("config.json"), &config.to_string())?;
+    oci.reached("bundle");
+    channel::make(&channel, record.base())?;
+    let bound = channel::listen(&channel, record.base())?;
+    oci.reached("channel");
+    run(oci, id, operations(oci, id, spec, (&disk, record.base()))?)?;
+    oci.reached("run");
+    let process = identify(oci, id)?;
+    record.process = Some(process.identity);
+    oci.dirs.save(id, &record)?;
+    oci.reached("process");
+    Ok(Hand { process: Mutex::new(Some(Arc::new(process))), bound: Mutex::new(Some(bound)), ..Hand::default() })
+}
+
+/// Makes the places at which things are mounted. They stay empty in the host's namespace.
+fn lay_out(bundle: &Path, spec: &Spec) -> Result<(), Error> {
+    files::directory(bundle, 0o711)?;
+    for name in ["rootfs", "disk", "layers", "done", "target"] {
+        files::directory(&bundle.join(name), 0o711)?;
+    }
+    for number in (0..spec.layers.len()).filter(|_| spec.layers.len() > 1) {
+        files::directory(&bundle.join("layers").join(number.to_string()), 0o711)?;
+    }
+    if let Profile::Unpack { done, .. } = &spec.profile {
+        for number in 0..done.len() {
+            files::directory(&bundle.join("done").join(number.to_string()), 0o711)?;
+        }
+    }
+    files::write(&bundle.join("guest"), "")
+}
+
+fn operations(
+    oci: &Oci,
+    id: &SandboxId,
+    spec: &Spec,
+    (disk, base): (&Disk, u32),
+) -> Result<Vec<Operation>, Error> {
+    let bundle = oci.dirs.bundle(id);
+    let owners = Arc::new(owners::namespace(base)?);
+    let mirror = |source: &Path, target: &Path, writable: bool, shifted: bool| {
+        Ok::<_, Error>(Operation::Mirror {
+            source: c_string(source.as_os_str())?,
+            target: c_string(target.as_os_str())?,
+            writable,
+            owners: shifted.then(|| Arc::clone(&owners)),
+        })
+    };
+    let mut operations = vec![
+        Operation::DieWith { parent: rustix::process::getpid() },
+        Operation::Join { procs: oci.cgroups.runtime_procs(id)? },
+        Operation::Separate,
+    ];
+    if let [layer] = spec.layers.as_slice() {
+        operations.push(mirror(layer, &bundle.join("rootfs"), false, true)?);
+    } else {
+        for (number, layer) in spec.layers.iter().enumerate() {
+            operations.push(mirror(layer, &bundle.join("layers").join(number.to_string()), false, true)?);
+        }
+        operations.extend(overlay(&bundle, spec.layers.len())?);
+    }
+    operations.extend(disk.operations(&bundle.join("disk"), base)?);
+    operations.push(mirror(&spec.guest, &bundle.join("guest"), false, false)?);
+    if let Profile::Unpack { done, target } = &spec.profile {
+        operations.push(mirror(target, &bundle.join("target"), true, true)?);
+        for (number, layer) in done.iter().enumerate() {
+            operations.push(mirror(layer, &bundle.join("done").join(number.to_string()), false, true)?);
+        }
+    }
+    Ok(operations)
+}
+
+/// Lays the mirrored layers over each other. Opaque directories are marked in the `user` namespace of attributes,
+/// because the guest that unpacked them was not root of the machine.
+fn overlay(bundle: &Path, layers: usize) -> Result<[Operation; 3], Error> {
+    // The first named is the uppermost.
+    let names: Vec<String> = (0..layers).rev().map(|number| number.to_string()).collect();
+    let options = format!("lowerdir={},userxattr", names.join(":"));
+    Ok([
+        Operation::Enter { path: c_string(bundle.join("layers").as_os_str())? },
+        Operation::Mount {
+            kind: c"overlay",
+            source: c"overlay".to_owned(),
+            target: c_string(bundle.join("rootfs").as_os_str())?,
+            flags: MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID,
+            options: c_string(options.as_ref())?,
+        },
+        Operation::Enter { path: c"/".to_owned() },
+    ])
+}
+
+fn run(oci: &Oci, id: &SandboxId, operations: Vec<Operation>) -> Result<(), Error> {
+    let log = oci.dirs.sandbox(id).join("runtime.log");
+    files::directory(&oci.dirs.state(oci.flavor.name, id), 0o700)?;
+    let mut command = oci.command(id);
+    command
+        .arg("run")
+        .arg("--detach")
+        .arg("--bundle")
+        .arg(oci.dirs.bundle(id))
+        .arg("--pid-file")
+        .arg(oci.dirs.sandbox(id).join("pid"))
+        .arg(id.as_str());
+    let plan = Plan::prepare(operations, &mut command)?;
+    process::run(&mut command, &Words::Log(&log), RUN).map_err(|error| plan.explain(error))
+}
+
+impl Oci {
+    /// The OCI runtime's command line up to the verb.
+    pub(super) fn command(&self, id: &SandboxId) -> Command {
+        let mut command = Command::new(&self.flavor.binary);
+        command
+            .arg("--root")
+            .arg(self.dirs.state(self.flavor.name, id))
+            .arg("--log")
+            .arg(self.dirs.sandbox(id).join("runtime.log"))
+            .args(self.flavor.flags);
+        command
+    }
+}
+
+/// Takes hold of process 1, whose pid the OCI runtime wrote down.
+fn identify(oci: &Oci, id: &SandboxId) -> Result<Process, Error> {
+    let path = oci.dirs.sandbox(id).join("pid");
+    let pid = files::read(&path)?.trim().parse().unwrap_or(0);
+    let process = Process::open(pid)?.ok_or_else(|| Error::Ended(id.clone()))?;
+    // It may have ended in the meantime, and then it is in no cgroup; but another process it is not.
+    if process.is_alive() && !Cgroups::holds(id, pid)? && process.is_alive() {
+        return Err(Error::Impostor { id: id.clone(), why: format!("process {pid} is not in the sandbox's cgroup") });
+    }
+    Ok(process)
+}

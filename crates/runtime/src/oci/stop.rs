@@ -1,0 +1,106 @@
+//! Ending a sandbox from wherever it is: half made, running, dead, or left by a process that is gone.
+//!
+//! Each step looks for what it removes by name and takes "already gone" for success, so the whole can be repeated, and
+//! two processes doing it at once do no harm. The directory goes last: as long as anything is left, it is listed.
+
+use std::time::{Duration, Instant};
+
+use api::SandboxId;
+use rustix::process::Signal;
+
+use super::process::{self, Process, Words};
+use super::record::Record;
+use super::{Oci, disk, files};
+use crate::{Error, Listed, Tier};
+
+/// A killed process is gone within a millisecond; one in the kernel's uninterruptible sleep is given time.
+const KILL: Duration = Duration::from_secs(10);
+/// An OCI runtime's command without a sandbox to start takes about 10 ms.
+const COMMAND: Duration = Duration::from_secs(20);
+
+impl Oci {
+    /// Asks process 1 to end.
+    pub(super) async fn ask_to_end(&self, id: &SandboxId, process: &Process) -> Result<(), Error> {
+        match self.flavor.tier {
+            Tier::Container => process.signal(Signal::TERM),
+            Tier::UserKernel => {
+                // The process seen from outside is the kernel; the signal is for process 1 in it.
+                let mut command = self.command(id);
+                command.args(["kill", id.as_str(), "TERM"]);
+                // If it cannot be asked, it is killed after the grace.
+                let _ = super::blocking(move || process::run(&mut command, &Words::Kept, COMMAND)).await;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Kills and removes everything of a sandbox.
+pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&Process>) -> Result<(), Error> {
+    let record = match oci.dirs.load(id)? {
+        Some(record) if record.runtime != oci.flavor.name => return Ok(()),
+        record => record,
+    };
+    if let Some(record) = &record {
+        oci.dirs.save(id, &Record { stopping: true, ..record.clone() })?;
+        kill_first(record, held)?;
+    }
+    oci.cgroups.kill_all(id)?;
+    delete(oci, id)?;
+    oci.cgroups.remove(id)?;
+    if let Some(number) = record.as_ref().filter(|record| is_current(record)).and_then(|record| record.device) {
+        disk::wait_detached(number, &oci.dirs.disk(id))?;
+    }
+    oci.dirs.forget(id)
+}
+
+/// All sandboxes of this runtime that have left traces, and those too young to say whose they are.
+pub(super) fn list(oci: &Oci) -> Result<Vec<Listed>, Error> {
+    let mut listed = Vec::new();
+    for id in oci.dirs.ids()? {
+        let record = oci.dirs.load(&id)?;
+        if record.as_ref().is_some_and(|record| record.runtime != oci.flavor.name) {
+            continue;
+        }
+        let alive = match record.as_ref().filter(|record| is_current(record)).map(|record| record.process) {
+            Some(Some(identity)) => Process::reopen(identity)?.is_some_and(|process| process.is_alive()),
+            Some(None) => !oci.cgroups.processes(&id)?.is_empty(),
+            None => false,
+        };
+        listed.push(Listed { owned: oci.dirs.is_owned(&id), alive, id });
+    }
+    Ok(listed)
+}
+
+/// Kills process 1, with which the kernel kills all others of its pid namespace, and collects its status.
+fn kill_first(record: &Record, held: Option<&Process>) -> Result<(), Error> {
+    let reopened = match (held, record.process) {
+        (None, Some(identity)) if is_current(record) => Process::reopen(identity)?,
+        (_, _) => None,
+    };
+    let Some(process) = held.or(reopened.as_ref()) else { return Ok(()) };
+    process.signal(Signal::KILL)?;
+    if !process.wait_until(Instant::now() + KILL) {
+        return Err(Error::Deadline { what: "the end of process 1", after: KILL });
+    }
+    process.exit();
+    Ok(())
+}
+
+/// Has the OCI runtime forget the sandbox. What it cannot, goes by name.
+fn delete(oci: &Oci, id: &SandboxId) -> Result<(), Error> {
+    let state = oci.dirs.state(oci.flavor.name, id);
+    let known = std::fs::read_dir(&state).is_ok_and(|mut entries| entries.next().is_some());
+    if known {
+        let mut command = oci.command(id);
+        command.args(["delete", "--force", id.as_str()]);
+        // A half-written state makes this fail, and the lines below do not need it.
+        let _ = process::run(&mut command, &Words::Kept, COMMAND);
+    }
+    files::remove_shallow(&state, 1)
+}
+
+/// Whether a sandbox was made in this boot: after another one its processes, mounts and devices are not its own.
+fn is_current(record: &Record) -> bool {
+    process::boot_id().is_ok_and(|boot| boot == record.boot)
+}
