@@ -6,6 +6,7 @@
 //! | [`link`] | the host end of the channel: one connection after the other, requests that outlive them |
 //! | [`exec`] | one exec as seen from here: its output from any offset, its one outcome |
 //! | [`guest`] | the guest's executable, carried inside this one |
+//! | [`machine`] | this machine: where things are kept, which runtimes there are, tidying after the dead |
 //! | [`error`] | why something failed, and how that is said outside |
 //!
 //! Invariants: every byte from a guest is hostile; every wait has a deadline; an exec is never reported as ended
@@ -17,8 +18,10 @@ pub mod error;
 pub mod exec;
 pub mod guest;
 pub mod link;
+pub mod machine;
 pub mod sandbox;
 
 pub use error::Error;
 pub use exec::{Collected, Event, Exec};
+pub use machine::Machine;
 pub use sandbox::Sandbox;

@@ -1,0 +1,104 @@
+//! This machine: where things are kept, which runtimes there are, and tidying after the dead.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::SandboxId;
+use runtime::oci::{Dirs, Flavor, Oci};
+use runtime::{Runtime, Tier};
+
+use crate::error::Error;
+use crate::guest;
+
+/// This machine.
+pub struct Machine {
+    data: PathBuf,
+    guest: PathBuf,
+}
+
+impl Machine {
+    /// Opens the data directory, making it if it is not there.
+    ///
+    /// # Errors
+    /// The directory cannot be made or written.
+    pub fn open(data: &Path) -> Result<Self, Error> {
+        let guest = guest::install(data)
+            .map_err(|source| Error::System { act: format!("write to {}", data.display()), source })?;
+        Ok(Self { data: data.to_owned(), guest })
+    }
+
+    /// Where everything is kept.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// The guest's executable.
+    pub fn guest(&self) -> &Path {
+        &self.guest
+    }
+
+    /// The kinds of runtimes that can be driven, whether or not they are here, the strongest wall last.
+    pub fn flavors() -> [Flavor; 3] {
+        [Flavor::runc(), Flavor::youki(), Flavor::runsc()]
+    }
+
+    /// A runtime of this machine by its name.
+    ///
+    /// # Errors
+    /// It is not known, not installed, or cannot work here.
+    pub fn runtime(&self, name: &str) -> Result<Arc<dyn Runtime>, Error> {
+        let known = Self::flavors().into_iter().find(|flavor| flavor.name == name);
+        let flavor = known.ok_or_else(|| runtime::Error::Unsupported {
+            what: "this runtime",
+            why: format!("{name} is not one of {}", Self::flavors().map(|flavor| flavor.name).join(", ")),
+        })?;
+        Ok(Arc::new(Oci::new(flavor.find()?, Dirs { data: self.data.clone() })?))
+    }
+
+    /// The first runtime of this machine whose wall is at least as strong. Never a weaker one.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
+        let fit = || Self::flavors().into_iter().filter(|flavor| flavor.tier >= tier);
+        match fit().find(|flavor| flavor.clone().find().is_ok()) {
+            Some(flavor) => self.runtime(flavor.name),
+            None => Err(Error::Runtime(runtime::Error::Unsupported {
+                what: "this tier of isolation",
+                why: format!("none of its runtimes is installed; install {}", names(fit())),
+            })),
+        }
+    }
+
+    /// Ends and removes every sandbox whose process died without doing so. Says which.
+    ///
+    /// # Errors
+    /// What could not be removed.
+    pub async fn tidy(&self) -> Result<Vec<SandboxId>, Error> {
+        let mut removed = Vec::new();
+        for flavor in Self::flavors() {
+            let Ok(runtime) = self.runtime(flavor.name) else { continue };
+            for listed in runtime.list().await?.into_iter().filter(|listed| !listed.owned) {
+                runtime.stop(&listed.id, Duration::ZERO).await?;
+                removed.push(listed.id);
+            }
+        }
+        Ok(removed)
+    }
+}
+
+/// A fresh id for a sandbox.
+///
+/// # Errors
+/// The kernel has no random bytes, which only happens in the first moments after boot.
+pub fn fresh_id() -> Result<SandboxId, Error> {
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Error::System { act: "read random bytes".into(), source: error.into() })?;
+    Ok(SandboxId::from_random(bytes))
+}
+
+fn names(flavors: impl Iterator<Item = Flavor>) -> String {
+    flavors.map(|flavor| format!("`{}`", flavor.name)).collect::<Vec<_>>().join(" or ")
+}

@@ -1,0 +1,235 @@
+//! A guest that lies: what reaches the node from inside a sandbox is hostile, also when it comes from process 1.
+//!
+//! The guest here is the test itself, at the other end of a real socket; the runtime only hands out that socket.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::exec::{ExecEnd, ExecSpec, LostCause, Outcome, Stream};
+use api::frame::Header;
+use api::posture::Posture;
+use api::{ErrorCode, ExecId, SandboxId};
+use bytes::Bytes;
+use http_body_util::channel::Channel;
+use http_body_util::{Either, Full};
+use hyper::service::service_fn;
+use hyper::{Request, Response, body::Incoming};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use node::{Error, Event, Sandbox};
+use runtime::{Exit, Listed, Runtime, Spec, Tier, Usage};
+use tokio::net::UnixStream;
+use tokio::sync::{Mutex, Notify, mpsc};
+
+/// Hands out sockets whose other end is the test.
+struct Liar {
+    dials: Mutex<mpsc::Receiver<UnixStream>>,
+    died: Notify,
+}
+
+#[async_trait::async_trait]
+impl Runtime for Liar {
+    fn name(&self) -> &str {
+        "liar"
+    }
+    fn tier(&self) -> Tier {
+        Tier::Container
+    }
+    async fn start(&self, _: &SandboxId, _: &Spec) -> Result<(), runtime::Error> {
+        Ok(())
+    }
+    async fn connect(&self, id: &SandboxId, _: Duration) -> Result<UnixStream, runtime::Error> {
+        self.dials.lock().await.recv().await.ok_or_else(|| runtime::Error::Ended(id.clone()))
+    }
+    async fn wait(&self, _: &SandboxId) -> Result<Exit, runtime::Error> {
+        self.died.notified().await;
+        Ok(Exit::Signaled(9))
+    }
+    async fn stop(&self, _: &SandboxId, _: Duration) -> Result<(), runtime::Error> {
+        self.died.notify_one();
+        Ok(())
+    }
+    async fn list(&self) -> Result<Vec<Listed>, runtime::Error> {
+        Ok(Vec::new())
+    }
+    async fn usage(&self, _: &SandboxId) -> Result<Usage, runtime::Error> {
+        Ok(Usage::default())
+    }
+    async fn posture(&self, _: &SandboxId) -> Result<(Posture, Vec<String>), runtime::Error> {
+        Ok((Posture::default(), Vec::new()))
+    }
+}
+
+type Body = Either<Full<Bytes>, Channel<Bytes>>;
+type Outputs = Arc<std::sync::Mutex<VecDeque<Vec<u8>>>>;
+
+/// A sandbox whose guest answers each request for output with the next of these.
+fn sandbox(outputs: Vec<Vec<u8>>) -> (Sandbox, Arc<Liar>) {
+    let (dialler, dials) = mpsc::channel(8);
+    let liar = Arc::new(Liar { dials: Mutex::new(dials), died: Notify::new() });
+    let outputs: Outputs = Arc::new(std::sync::Mutex::new(outputs.into()));
+    tokio::spawn(async move {
+        loop {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            if dialler.send(theirs).await.is_err() {
+                return;
+            }
+            let outputs = Arc::clone(&outputs);
+            let service = service_fn(move |request| answer(request, Arc::clone(&outputs)));
+            let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                .serve_connection(TokioIo::new(ours), service)
+                .await;
+        }
+    });
+    let id = "stest".parse().unwrap();
+    (Sandbox::attach(liar.clone(), id, 1 << 20), liar)
+}
+
+async fn answer(request: Request<Incoming>, outputs: Outputs) -> Result<Response<Body>, Infallible> {
+    if request.uri().path().ends_with("/output") {
+        let output = outputs.lock().unwrap().pop_front();
+        let (mut sender, channel) = Channel::new(2);
+        tokio::spawn(async move {
+            match output {
+                // The response stays open: the guest goes quiet after its bytes.
+                Some(bytes) => {
+                    let _ = sender.send_data(bytes.into()).await;
+                    tokio::time::sleep(Duration::from_secs(60)).await;
+                }
+                None => std::future::pending().await,
+            }
+        });
+        return Ok(Response::new(Either::Right(channel)));
+    }
+    let info = r#"{"id":"e1","argv":"true","outcome":null,"processes":1,"stdout_bytes":0,"stderr_bytes":0,"duration_ms":0}"#;
+    Ok(Response::new(Either::Left(Full::new(Bytes::from_static(info.as_bytes())))))
+}
+
+fn spec() -> ExecSpec {
+    ExecSpec { argv: vec!["true".into()], ..ExecSpec::default() }
+}
+
+fn exec_id() -> ExecId {
+    "e1".parse().unwrap()
+}
+
+fn data(stream: Stream, offset: u64, bytes: &[u8]) -> Vec<u8> {
+    [&Header::Data { stream, offset, length: bytes.len() as u32 }.encode()[..], bytes].concat()
+}
+
+fn end(stdout_bytes: u64) -> Vec<u8> {
+    let end = ExecEnd {
+        outcome: Outcome::Exited { code: 0 },
+        stdout_bytes,
+        stdout_dropped: 0,
+        stderr_bytes: 0,
+        stderr_dropped: 0,
+        duration_us: 1,
+        left_running: 0,
+        memory: None,
+    };
+    let json = serde_json::to_vec(&end).unwrap();
+    [&Header::End { length: json.len() as u32 }.encode()[..], &json].concat()
+}
+
+/// Reads to the first error or the end.
+async fn read(outputs: Vec<Vec<u8>>) -> Result<Vec<Event>, Error> {
+    let (sandbox, _liar) = sandbox(outputs);
+    let mut exec = sandbox.exec(exec_id(), &spec()).await?;
+    let mut events = Vec::new();
+    while let Some(event) = exec.next().await? {
+        events.push(event);
+    }
+    Ok(events)
+}
+
+async fn refused(outputs: Vec<u8>) {
+    let started = Instant::now();
+    let error = read(vec![outputs]).await.expect_err("the lie was believed");
+    assert!(matches!(error, Error::Protocol(_)), "{error}");
+    assert_eq!(error.to_api().code, ErrorCode::Protocol);
+    assert!(started.elapsed() < Duration::from_secs(2));
+}
+
+#[tokio::test]
+async fn an_honest_guest_is_believed() {
+    let events = read(vec![[data(Stream::Stdout, 0, b"hi"), end(2)].concat()]).await.unwrap();
+    assert!(matches!(events.last(), Some(Event::End(end)) if end.outcome == Outcome::Exited { code: 0 }));
+}
+
+/// A-03: duplicate and out-of-order frames.
+#[tokio::test]
+async fn bytes_that_do_not_follow_are_refused() {
+    refused([data(Stream::Stdout, 0, b"hi"), data(Stream::Stdout, 0, b"hi")].concat()).await;
+    refused(data(Stream::Stdout, 7, b"hi")).await;
+}
+
+/// A-03: lengths that lie.
+#[tokio::test]
+async fn a_frame_over_the_bound_is_refused_before_its_bytes_come() {
+    let mut header = Header::Heartbeat.encode();
+    header[0] = 1;
+    header[1] = 1;
+    header[4..8].copy_from_slice(&u32::MAX.to_be_bytes());
+    refused(header.to_vec()).await;
+}
+
+/// A-03: unknown kinds, and gaps that go backwards.
+#[tokio::test]
+async fn frames_that_mean_nothing_are_refused() {
+    refused(vec![9; 16]).await;
+    refused(Header::Gap { stream: Stream::Stdout, to: 0 }.encode().to_vec()).await;
+}
+
+/// A-03: a forged end.
+#[tokio::test]
+async fn an_end_that_does_not_agree_with_the_bytes_is_refused() {
+    refused([data(Stream::Stdout, 0, b"hi"), end(3)].concat()).await;
+    let forged = br#"{"outcome":{"kind":"exited"}}"#;
+    refused([&Header::End { length: forged.len() as u32 }.encode()[..], &forged[..]].concat()).await;
+}
+
+/// Scenario 25: output that looks like a frame is output.
+#[tokio::test]
+async fn output_that_imitates_an_end_stays_output() {
+    let forged = end(0);
+    let length = forged.len() as u64;
+    let events = read(vec![[data(Stream::Stdout, 0, &forged), end(length)].concat()]).await.unwrap();
+    let bytes: Vec<u8> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Data { bytes, .. } => Some(bytes.to_vec()),
+            Event::Gap { .. } | Event::End(_) => None,
+        })
+        .flatten()
+        .collect();
+    assert_eq!(bytes, forged);
+}
+
+/// A-01, scenario 1: the guest dies while an exec runs.
+#[tokio::test]
+async fn the_death_of_the_guest_is_an_outcome_within_a_second() {
+    let (sandbox, liar) = sandbox(vec![data(Stream::Stdout, 0, b"hi")]);
+    let mut exec = sandbox.exec(exec_id(), &spec()).await.unwrap();
+    assert!(matches!(exec.next().await, Ok(Some(Event::Data { .. }))));
+    liar.died.notify_one();
+    let started = Instant::now();
+    // Requests know it at once; an open stream ends with its connection, which the kernel closes with process 1.
+    assert_eq!(sandbox.ended().await, LostCause::Died);
+    assert!(started.elapsed() < Duration::from_secs(1));
+    let error = sandbox.execs().await.unwrap_err();
+    assert_eq!(error.to_api().code, ErrorCode::SandboxLost);
+}
+
+/// A-04, invariant 13: a guest that never says the end cannot hold an exec past its deadline.
+#[tokio::test]
+async fn a_guest_that_goes_quiet_cannot_outlast_the_deadline() {
+    let (sandbox, _liar) = sandbox(vec![data(Stream::Stdout, 0, b"hi")]);
+    let quick = ExecSpec { deadline_ms: Some(100), grace_ms: Some(0), ..spec() };
+    let started = Instant::now();
+    let collected = sandbox.exec(exec_id(), &quick).await.unwrap().collect().await.unwrap();
+    assert_eq!(collected.end.outcome, Outcome::Timeout);
+    assert_eq!(collected.stdout, b"hi");
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+}
