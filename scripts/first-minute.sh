@@ -52,7 +52,7 @@ extract() { # README, directory
 fresh_debian() { # archive
     [[ -n $(find "$1" -mtime "-$CACHE_DAYS" 2>/dev/null) ]] && return
     mkdir -p "$(dirname "$1")"
-    mmdebstrap --quiet --variant=minbase "$suite" "$1.new" "$MIRROR"
+    mmdebstrap --quiet --format=tar --variant=minbase "$suite" "$1.new" "$MIRROR"
     mv "$1.new" "$1"
 }
 

@@ -12,11 +12,11 @@ export PATH="$HOME/.cargo/bin:$HOME/.local/bin:$PATH"
 # (they make the images that `belljar template import` reads), zstd, iproute2 and procps (to look for leftovers).
 PACKAGES=(
     ca-certificates curl git gcc libc6-dev pkg-config libseccomp-dev
-    runc runsc
+    runc
     mmdebstrap e2fsprogs mount util-linux
     bubblewrap skopeo umoci zstd iproute2 procps python3 python3-pip
 )
-# Debian 12's own runsc is of 2022 and cannot list a directory on new kernels; backports has this one.
+# Debian 12's own runsc is of 2022 and cannot list a directory on new kernels; backports and Debian 13 have this one.
 readonly RUNSC_LEAST='0.0~20240729'
 readonly BACKPORTS=/etc/apt/sources.list.d/belljar-backports.sources
 # deny.toml is written for this one.
@@ -58,9 +58,13 @@ step_packages() {
     for name in "${PACKAGES[@]}"; do
         installed "$name" || missing+=("$name")
     done
-    if [[ $(release) == bookworm ]] && ! runsc_is_new; then
-        add_backports
-        missing+=(runsc/bookworm-backports)
+    if ! runsc_is_new; then
+        if [[ $(release) == bookworm ]]; then
+            add_backports
+            missing+=(runsc/bookworm-backports)
+        else
+            missing+=(runsc)
+        fi
     fi
     if ((${#missing[@]} == 0)); then
         say packages present
