@@ -9,3 +9,12 @@
 //!
 //! A test that needs root starts nothing unless `BELLJAR_REAL` is set in the environment, as `just real` and
 //! `just attacks` set it, so that `cargo test` is safe on anybody's machine.
+
+// A library for tests: it fails as tests do.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::indexing_slicing)]
+
+pub mod lab;
+pub mod layer;
+pub mod traces;
+
+pub use lab::{Lab, on};

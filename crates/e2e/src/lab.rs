@@ -1,0 +1,136 @@
+//! A place to try sandboxes in: a data directory of its own, a real runtime, and a look at what is left afterwards.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use api::exec::ExecSpec;
+use api::limits::Limits;
+use api::{ExecId, SandboxId};
+use node::{Collected, Error, Exec, Machine, Sandbox};
+use runtime::{Profile, Runtime, Spec};
+use tempfile::TempDir;
+
+use crate::layer;
+use crate::traces::Traces;
+
+/// No test of behaviour takes longer.
+const TEST_WITHIN: Duration = Duration::from_secs(300);
+
+/// A place to try sandboxes in.
+pub struct Lab {
+    /// The runtime under test.
+    pub runtime: Arc<dyn Runtime>,
+    /// The machine as `belljar` sees it.
+    pub machine: Machine,
+    layer: PathBuf,
+    count: AtomicU32,
+    /// Kept last: the directory goes when everything else is gone.
+    data: TempDir,
+}
+
+impl Lab {
+    /// A lab on the runtime of that name.
+    pub fn new(runtime: &str) -> Self {
+        let data = tempfile::Builder::new().prefix("belljar-lab").tempdir().expect("a temporary directory");
+        // Processes of a sandbox walk through it.
+        std::fs::set_permissions(data.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
+        let machine = Machine::open(data.path()).expect("the data directory");
+        let runtime = machine.runtime(runtime).unwrap_or_else(|error| panic!("{runtime}: {error}"));
+        Self { runtime, machine, layer: layer::base(), count: AtomicU32::new(0), data }
+    }
+
+    /// Where this lab keeps things.
+    pub fn data(&self) -> &std::path::Path {
+        self.data.path()
+    }
+
+    /// What `belljar run` would start, with these limits.
+    pub fn spec(&self, limits: Limits) -> Spec {
+        Spec {
+            layers: vec![self.layer.clone()],
+            limits,
+            profile: Profile::Run,
+            guest: self.machine.guest().to_owned(),
+        }
+    }
+
+    /// A name that this lab has not used.
+    pub fn id(&self) -> SandboxId {
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        format!("t{}n{number}", std::process::id()).parse().unwrap()
+    }
+
+    /// A sandbox with the default limits.
+    pub async fn sandbox(&self) -> Sandbox {
+        self.sandbox_with(Limits::default()).await
+    }
+
+    /// A sandbox with these limits.
+    pub async fn sandbox_with(&self, limits: Limits) -> Sandbox {
+        Sandbox::start(Arc::clone(&self.runtime), self.id(), &self.spec(limits))
+            .await
+            .unwrap_or_else(|error| panic!("{}", node::error::chain(&error)))
+    }
+}
+
+/// Runs a test on each of these runtimes, and checks that it leaves nothing behind.
+pub fn on(runtimes: &[&str], test: impl AsyncFn(&Lab)) {
+    if std::env::var_os("BELLJAR_REAL").is_none() {
+        eprintln!("skipped: needs root and real runtimes; run it with `just real`");
+        return;
+    }
+    let chosen = std::env::var("BELLJAR_RUNTIMES").ok();
+    let wanted = |name: &str| chosen.as_deref().is_none_or(|list| list.split(',').any(|one| one == name));
+    for name in runtimes.iter().filter(|name| wanted(name)) {
+        let before = Traces::look();
+        let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let lab = Lab::new(name);
+        executor.block_on(async {
+            tokio::time::timeout(TEST_WITHIN, test(&lab)).await.unwrap_or_else(|_| panic!("{name}: too slow"));
+            for listed in lab.runtime.list().await.unwrap() {
+                lab.runtime.stop(&listed.id, Duration::ZERO).await.unwrap();
+            }
+        });
+        drop(lab);
+        executor.shutdown_background();
+        before.assert_nothing_left();
+    }
+}
+
+/// An exec with the usual deadline.
+pub fn exec(argv: &[&str]) -> ExecSpec {
+    ExecSpec {
+        argv: argv.iter().map(|word| (*word).to_owned()).collect(),
+        deadline_ms: Some(60_000),
+        ..ExecSpec::default()
+    }
+}
+
+/// An exec of a shell script.
+pub fn script(text: &str) -> ExecSpec {
+    exec(&["/bin/bash", "-c", text])
+}
+
+/// Runs an exec to its end.
+pub async fn collect(sandbox: &Sandbox, spec: &ExecSpec) -> Collected {
+    start(sandbox, spec).await.unwrap().collect().await.unwrap()
+}
+
+/// Starts an exec under a fresh id.
+pub async fn start(sandbox: &Sandbox, spec: &ExecSpec) -> Result<Exec, Error> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let id: ExecId = format!("t{}", COUNT.fetch_add(1, Ordering::Relaxed)).parse().unwrap();
+    sandbox.exec(id, spec).await
+}
+
+/// Runs a shell script to its end.
+pub async fn sh(sandbox: &Sandbox, text: &str) -> Collected {
+    collect(sandbox, &script(text)).await
+}
+
+/// Standard output as text.
+pub fn text(collected: &Collected) -> String {
+    String::from_utf8_lossy(&collected.stdout).into_owned()
+}

@@ -1,0 +1,276 @@
+//! Execs in real sandboxes: how they end, what they leave, what they read. Numbers are those of the list of
+//! regression scenarios.
+
+use std::time::{Duration, Instant};
+
+use api::exec::{Background, ExecSpec, Outcome};
+use api::{ErrorCode, Ran};
+use bytes::Bytes;
+use e2e::lab::{collect, exec, on, script, sh, start, text};
+
+const BOTH: &[&str] = &["runc", "runsc"];
+const RUNC: &[&str] = &["runc"];
+
+fn exited(code: i32) -> Outcome {
+    Outcome::Exited { code }
+}
+
+/// Scenario 1.
+#[test]
+fn a_background_child_does_not_hold_the_exec() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let began = Instant::now();
+        let done = sh(&sandbox, "sleep 600 & echo ok").await;
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        assert_eq!((text(&done).as_str(), &done.end.outcome), ("ok\n", &exited(0)));
+        assert_eq!(done.end.left_running, 1);
+        let listed = sandbox.execs().await.unwrap();
+        assert_eq!(listed.last().unwrap().processes, 1, "the child still runs and is listed");
+    });
+}
+
+/// Scenario 2, attack A-17.
+#[test]
+fn a_daemon_that_keeps_stdout_does_not_hold_the_exec() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let daemon = "import os,time\nif os.fork()==0:\n os.setsid()\n if os.fork()==0:\n  \
+                      while True: print('late', flush=True); time.sleep(0.05)\n os._exit(0)\nprint('main')";
+        let began = Instant::now();
+        let done = collect(&sandbox, &exec(&["python3", "-c", daemon])).await;
+        assert!(began.elapsed() < Duration::from_secs(5));
+        assert!(text(&done).contains("main"));
+        assert_eq!(done.end.outcome, exited(0));
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let listed = sandbox.execs().await.unwrap();
+        let info = listed.last().unwrap();
+        assert_eq!(info.processes, 1, "the daemon is listed with the exec that started it");
+        assert_eq!(info.stdout_bytes, done.end.stdout_bytes, "late output is not added to an ended exec");
+    });
+}
+
+/// Scenario 3.
+#[test]
+fn ending_an_exec_ends_a_grandchild_that_holds_the_pipe() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let exec = start(&sandbox, &script("(setsid sleep 600 &) ; sleep 600 & wait")).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let began = Instant::now();
+        exec.cancel().await.unwrap();
+        let done = exec.collect().await.unwrap();
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        assert_eq!(done.end.outcome, Outcome::Cancelled);
+        assert_eq!(sandbox.execs().await.unwrap().last().unwrap().processes, 0);
+    });
+}
+
+/// Scenario 4.
+#[test]
+fn closed_pipes_do_not_end_an_exec() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let began = Instant::now();
+        let done = sh(&sandbox, "exec >&- 2>&-; sleep 1; exit 7").await;
+        assert!(began.elapsed() >= Duration::from_secs(1));
+        assert_eq!(done.end.outcome, exited(7));
+    });
+}
+
+/// Scenario 5.
+#[test]
+fn a_full_stderr_does_not_block_stdout() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let done = sh(&sandbox, "head -c 1048576 /dev/zero >&2; echo done").await;
+        assert_eq!((done.stderr.len(), text(&done).as_str()), (1 << 20, "done\n"));
+    });
+}
+
+/// Scenario 6.
+#[test]
+fn a_process_that_ends_at_once_is_never_waited_for() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        for _ in 0..50 {
+            let done = collect(&sandbox, &exec(&["/bin/true"])).await;
+            assert_eq!(done.end.outcome, exited(0));
+        }
+    });
+}
+
+/// Scenario 7, invariant 3.
+#[test]
+fn a_signal_is_never_taken_for_success() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        for (name, signal) in [("KILL", 9), ("SEGV", 11), ("ABRT", 6), ("SYS", 31), ("TERM", 15)] {
+            let done = sh(&sandbox, &format!("kill -{name} $$")).await;
+            assert_eq!(done.end.outcome, Outcome::Signaled { signal });
+        }
+        for code in [0, 1, 3, 126, 127, 255] {
+            assert_eq!(sh(&sandbox, &format!("exit {code}")).await.end.outcome, exited(code));
+        }
+    });
+}
+
+/// Scenario 8.
+#[test]
+fn what_cannot_be_started_is_an_error_and_did_not_run() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let setup = "cd /workspace; echo hi >plain; printf '#!/no/such\\n' >bad; chmod +x bad; mkdir dir; \
+                     head -c 100 /dev/urandom >junk; chmod +x junk; mkdir -m 0 closed";
+        assert_eq!(sh(&sandbox, setup).await.end.outcome, exited(0));
+        let in_closed = ExecSpec { cwd: Some("/workspace/closed".into()), ..exec(&["/bin/true"]) };
+        let in_nowhere = ExecSpec { cwd: Some("/nowhere".into()), ..exec(&["/bin/true"]) };
+        let at = |path: &str| exec(&[path]);
+        for spec in [
+            at("no-such-program"),
+            at("/no/such/program"),
+            at("/workspace/plain"),
+            at("/workspace/bad"),
+            at("/workspace/dir"),
+            at("/workspace/junk"),
+            in_closed,
+            in_nowhere,
+        ] {
+            let error = start(&sandbox, &spec).await.err().expect("it started").to_api();
+            assert_eq!((error.code, error.ran), (ErrorCode::SpawnFailed, Ran::No), "{spec:?}: {error:?}");
+        }
+        assert_eq!(sandbox.execs().await.unwrap().iter().filter(|exec| exec.processes > 0).count(), 0);
+    });
+}
+
+/// Scenario 9.
+#[test]
+fn stdin_is_empty_unless_asked_for_and_ends_after_its_last_byte() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let began = Instant::now();
+        let done = collect(&sandbox, &exec(&["cat"])).await;
+        assert!(began.elapsed() < Duration::from_secs(1));
+        assert_eq!((done.stdout.len(), &done.end.outcome), (0, &exited(0)));
+        let with_stdin = ExecSpec { stdin: true, ..exec(&["cat"]) };
+        let exec = start(&sandbox, &with_stdin).await.unwrap();
+        let within = Duration::from_secs(5);
+        assert_eq!(exec.write_stdin(0, Bytes::from_static(b"hello "), false, within).await.unwrap(), 6);
+        // The same bytes again are not written twice.
+        assert_eq!(exec.write_stdin(0, Bytes::from_static(b"hello "), false, within).await.unwrap(), 6);
+        assert_eq!(exec.write_stdin(6, Bytes::from_static(b"world"), true, within).await.unwrap(), 11);
+        assert_eq!(text(&exec.collect().await.unwrap()), "hello world");
+    });
+}
+
+/// Scenarios 11 and 12, attack A-09.
+#[test]
+fn ten_thousand_orphans_leave_no_zombie() {
+    on(RUNC, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let orphans = "import os\nfor _ in range(10000):\n p=os.fork()\n if p==0:\n  if os.fork()==0: os._exit(0)\n  \
+                       os._exit(0)\n os.waitpid(p,0)\nprint('done')";
+        let done = collect(&sandbox, &exec(&["python3", "-c", orphans])).await;
+        assert_eq!((text(&done).as_str(), &done.end.outcome), ("done\n", &exited(0)));
+        let zombies = sh(&sandbox, "grep -l '^State:.Z' /proc/[0-9]*/status | wc -l; ls -d /proc/[0-9]* | wc -l").await;
+        let counts: Vec<u32> = text(&zombies).split_whitespace().map(|word| word.parse().unwrap()).collect();
+        assert_eq!(counts[0], 0);
+        assert!(counts[1] < 10, "{counts:?}");
+        assert!(sandbox.execs().await.unwrap().iter().all(|exec| exec.processes == 0));
+    });
+}
+
+/// Scenario 19.
+#[test]
+fn long_command_lines_work_or_are_refused_by_name() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let words = vec!["x".repeat(1000); 300];
+        let mut spec = exec(&["/bin/bash", "-c", "echo $#; echo ${#BIG0} ${#BIG1}", "name"]);
+        spec.argv.extend(words);
+        spec.env.insert("BIG0".into(), "y".repeat(100_000));
+        spec.env.insert("BIG1".into(), "z".repeat(100_000));
+        assert_eq!(text(&collect(&sandbox, &spec).await), "300\n100000 100000\n");
+        let too_long = exec(&["/bin/echo", &"x".repeat(200_000)]);
+        let error = start(&sandbox, &too_long).await.err().unwrap().to_api();
+        assert_eq!((error.code, error.ran), (ErrorCode::LimitExceeded, Ran::No));
+        let many = ExecSpec { env: (0..40).map(|n| (format!("V{n}"), "v".repeat(60_000))).collect(), ..exec(&["env"]) };
+        assert_eq!(start(&sandbox, &many).await.err().unwrap().to_api().code, ErrorCode::LimitExceeded);
+    });
+}
+
+#[test]
+fn the_same_request_starts_one_exec_and_another_is_a_conflict() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let id: api::ExecId = "once".parse().unwrap();
+        let spec = script("echo run >> /workspace/runs; cat /workspace/runs");
+        for _ in 0..3 {
+            let done = sandbox.exec(id.clone(), &spec).await.unwrap().collect().await.unwrap();
+            assert_eq!(text(&done), "run\n");
+        }
+        let error = sandbox.exec(id, &script("echo other")).await.err().unwrap().to_api();
+        assert_eq!(error.code, ErrorCode::Conflict);
+    });
+}
+
+#[test]
+fn signals_reach_all_processes_of_an_exec_and_no_others() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let other = start(&sandbox, &exec(&["sleep", "600"])).await.unwrap();
+        let exec = start(&sandbox, &script("sleep 601 & sleep 602 & trap 'echo got; exit 5' INT; wait")).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(exec.signal(2).await.unwrap(), 3);
+        assert!(exec.signal(0).await.is_err() && exec.signal(99).await.is_err());
+        let done = exec.collect().await.unwrap();
+        assert_eq!((text(&done).as_str(), &done.end.outcome), ("got\n", &exited(5)));
+        assert_eq!(other.signal(15).await.unwrap(), 1);
+        assert_eq!(other.collect().await.unwrap().end.outcome, Outcome::Signaled { signal: 15 });
+    });
+}
+
+#[test]
+fn what_an_exec_leaves_behind_can_be_ended_with_it() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let spec = ExecSpec { background: Background::Kill, ..script("(setsid sleep 600 &); sleep 601 & echo ok") };
+        let done = collect(&sandbox, &spec).await;
+        assert_eq!((text(&done).as_str(), done.end.left_running), ("ok\n", 0));
+        assert_eq!(sandbox.execs().await.unwrap().last().unwrap().processes, 0);
+    });
+}
+
+/// Scenario 57, requirements A2.03 and A2.04.
+#[test]
+fn every_exec_finds_a_usable_home() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let look = "id -un; id -u; pwd; echo $LANG $TZ $HOME; locale 2>/dev/null | head -1; date +%Z; \
+                    touch ~/x /workspace/x /tmp/x && echo writable; touch /x /etc/x 2>/dev/null || echo sealed; \
+                    df -B1 --output=size /dev/shm | tail -1; getent passwd 1000 | cut -d: -f1,6; env | wc -l";
+        let done = sh(&sandbox, look).await;
+        let text = text(&done);
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        assert_eq!(
+            lines[..10],
+            [
+                "sandbox",
+                "1000",
+                "/workspace",
+                "C.UTF-8 UTC /home/sandbox",
+                "LANG=C.UTF-8",
+                "UTC",
+                "writable",
+                "sealed",
+                "67108864",
+                "sandbox:/home/sandbox",
+            ],
+            "{text}"
+        );
+        assert!(lines[10].parse::<u32>().unwrap() <= 15, "{text}");
+        let files = sh(&sandbox, "ulimit -Hn; ulimit -c").await;
+        let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
+        assert_eq!(e2e::lab::text(&files), format!("{}\n0\n", hard.min(65_536)));
+    });
+}
