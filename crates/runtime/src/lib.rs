@@ -18,9 +18,9 @@ pub mod oci;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::SandboxId;
 use api::limits::Limits;
 use api::posture::Posture;
-use api::SandboxId;
 use tokio::net::UnixStream;
 
 /// How strong the wall around a sandbox is. The order is that of strength.

@@ -201,7 +201,8 @@ impl Runtime for Oci {
         self.take(id, &hand, &record)?;
         let deadline = Instant::now() + within;
         let late = || Error::Deadline { what: "the guest's call", after: within };
-        let mut listener = tokio::time::timeout_at(deadline, hand.listener.lock()).await.map_err(|_| late())?;
+        let mut listener =
+            tokio::time::timeout_at(deadline, hand.listener.lock()).await.map_err(|_| late())?;
         let bound = locked(&hand.bound).take();
         if let Some(bound) = bound {
             *listener = Some(channel::watch(bound)?);
@@ -266,7 +267,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Runs on a thread where blocking is allowed, and to the end even if nobody waits for it any more: a start that was
 /// given up half-way must still become a sandbox or nothing.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|source| Error::System { act: "finish a blocking step".into(), source: source.into() })?

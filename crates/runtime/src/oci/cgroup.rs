@@ -100,7 +100,9 @@ impl Cgroups {
         for (controller, limit) in [("memory", "memory_bytes"), ("pids", "pids"), ("cpu", "cpu_millis")] {
             let hierarchy = self.controller(controller).ok_or_else(|| Error::Unsupported {
                 what: limit,
-                why: format!("the cgroup controller `{controller}` is not mounted; mount it or enable it at boot"),
+                why: format!(
+                    "the cgroup controller `{controller}` is not mounted; mount it or enable it at boot"
+                ),
             })?;
             limits::apply(hierarchy, controller, &hierarchy.of(id), (limits, tier))?;
         }
@@ -118,12 +120,18 @@ impl Cgroups {
         if tier == Tier::UserKernel {
             return Ok(Handout { procs: Vec::new(), oom_count: None, oom_event: None });
         }
-        let procs =
-            self.used().map(|hierarchy| open(&hierarchy.of(id).join("user/cgroup.procs"), true)).collect::<Result<_, _>>()?;
+        let procs = self
+            .used()
+            .map(|hierarchy| open(&hierarchy.of(id).join("user/cgroup.procs"), true))
+            .collect::<Result<_, _>>()?;
         let memory = self.controller("memory").ok_or_else(|| Error::NotFound(id.clone()))?;
         let user = memory.of(id).join("user");
         if memory.unified {
-            return Ok(Handout { procs, oom_count: Some(open(&user.join("memory.events"), false)?), oom_event: None });
+            return Ok(Handout {
+                procs,
+                oom_count: Some(open(&user.join("memory.events"), false)?),
+                oom_event: None,
+            });
         }
         let count = open(&user.join("memory.oom_control"), false)?;
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -193,7 +201,8 @@ impl Cgroups {
             for hierarchy in self.hierarchies.iter().filter(|hierarchy| hierarchy.unified) {
                 let kill = hierarchy.of(id).join("cgroup.kill");
                 if kill.exists() {
-                    files::write(&kill, "1").or_else(|error| if kill.exists() { Err(error) } else { Ok(()) })?;
+                    files::write(&kill, "1")
+                        .or_else(|error| if kill.exists() { Err(error) } else { Ok(()) })?;
                 }
             }
             let pids = self.processes(id)?;

@@ -50,7 +50,8 @@ pub(crate) fn listen(path: &Path, base: u32) -> Result<StdListener, Error> {
 
 /// Hands a listener to the asynchronous world.
 pub(crate) fn watch(listener: StdListener) -> Result<UnixListener, Error> {
-    UnixListener::from_std(listener).map_err(|source| Error::System { act: "watch a channel's socket".into(), source })
+    UnixListener::from_std(listener)
+        .map_err(|source| Error::System { act: "watch a channel's socket".into(), source })
 }
 
 /// Why a dialler is not process 1, as the kernel vouches for it; nothing if it is.
@@ -58,10 +59,14 @@ pub(crate) fn watch(listener: StdListener) -> Result<UnixListener, Error> {
 /// Under a user-space kernel the dialler is a process of that kernel, so there `in_cgroup` decides.
 pub(crate) fn objection(peer: UCred, tier: Tier, (pid, base): (i32, u32), in_cgroup: bool) -> Option<String> {
     match tier {
-        Tier::Container if peer.pid() != Some(pid) || peer.uid() != base => {
-            Some(format!("it is process {:?} of user {}, not process 1 ({pid} of {base})", peer.pid(), peer.uid()))
+        Tier::Container if peer.pid() != Some(pid) || peer.uid() != base => Some(format!(
+            "it is process {:?} of user {}, not process 1 ({pid} of {base})",
+            peer.pid(),
+            peer.uid()
+        )),
+        Tier::UserKernel if !in_cgroup => {
+            Some(format!("process {:?} is not in the sandbox's cgroup", peer.pid()))
         }
-        Tier::UserKernel if !in_cgroup => Some(format!("process {:?} is not in the sandbox's cgroup", peer.pid())),
         Tier::Container | Tier::UserKernel => None,
     }
 }
@@ -84,7 +89,10 @@ pub(crate) async fn greet(stream: &mut UnixStream, handout: &Handout) -> Result<
     let descriptors: Vec<BorrowedFd<'_>> =
         handout.procs.iter().chain(&handout.oom_count).chain(&handout.oom_event).map(AsFd::as_fd).collect();
     let send = || send(stream, &answer.encode(), &descriptors);
-    stream.async_io(Interest::WRITABLE, send).await.map_err(|error| format!("it could not be answered: {error}"))
+    stream
+        .async_io(Interest::WRITABLE, send)
+        .await
+        .map_err(|error| format!("it could not be answered: {error}"))
 }
 
 fn send(stream: &UnixStream, bytes: &[u8; HELLO_BYTES], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::oci::cgroup::Cgroups;
 use crate::oci::seccomp;
-use crate::{Profile, Spec};
+use crate::{Profile, Spec, Tier};
 
 /// Open files of process 1 and what it starts; what servers and build tools usually get.
 const OPEN_FILES: u64 = 65_536;
@@ -61,14 +61,14 @@ const MASKED: [&str; 23] = [
 const READ_ONLY: [&str; 4] = ["/proc/bus", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// The whole configuration.
-pub(crate) fn config(id: &SandboxId, spec: &Spec, bundle: &Path, base: u32) -> Value {
+pub(crate) fn config(id: &SandboxId, spec: &Spec, bundle: &Path, (base, tier): (u32, Tier)) -> Value {
     json!({
         "ociVersion": "1.0.2",
         "process": process(spec),
         "root": { "path": "rootfs", "readonly": true },
         "hostname": "sandbox",
         "mounts": mounts(spec, bundle),
-        "linux": linux(id, base),
+        "linux": linux(id, base, tier),
     })
 }
 
@@ -159,7 +159,7 @@ fn bind(target: &str, source: &Path, writable: bool) -> Value {
     })
 }
 
-fn linux(id: &SandboxId, base: u32) -> Value {
+fn linux(id: &SandboxId, base: u32, tier: Tier) -> Value {
     let map = json!([{ "containerID": 0, "hostID": base, "size": UID_RANGE }]);
     let namespaces = ["user", "pid", "mount", "ipc", "uts", "cgroup", "network"];
     json!({
@@ -169,7 +169,7 @@ fn linux(id: &SandboxId, base: u32) -> Value {
         "cgroupsPath": Cgroups::guest_path(id),
         // Only devices: the limits are on cgroups that the OCI runtime does not know.
         "resources": { "devices": [{ "allow": false, "access": "rwm" }] },
-        "seccomp": seccomp::filter(),
+        "seccomp": seccomp::filter(tier),
         "maskedPaths": MASKED,
         "readonlyPaths": READ_ONLY,
     })
@@ -210,7 +210,10 @@ mod tests {
                 let options = mount["options"].as_array().unwrap();
                 let target = mount["destination"].as_str().unwrap();
                 assert!(options.contains(&json!("nosuid")), "{mount}");
-                assert!(options.contains(&json!("nodev")) || ["/dev", "/dev/pts"].contains(&target), "{mount}");
+                assert!(
+                    options.contains(&json!("nodev")) || ["/dev", "/dev/pts"].contains(&target),
+                    "{mount}"
+                );
             }
         }
     }

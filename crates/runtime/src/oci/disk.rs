@@ -103,7 +103,10 @@ pub(crate) fn make(path: &Path, limits: &Limits) -> Result<(), Error> {
     if limits.disk_inodes.saturating_mul(INODE_BYTES) > limits.disk_bytes / INODES_SHARE {
         return Err(Error::Unsupported {
             what: "disk_inodes",
-            why: format!("their tables would fill a disk of {} bytes; ask for fewer or for more disk", limits.disk_bytes),
+            why: format!(
+                "their tables would fill a disk of {} bytes; ask for fewer or for more disk",
+                limits.disk_bytes
+            ),
         });
     }
     refuse_if_full(path, limits.disk_bytes)?;
@@ -116,13 +119,16 @@ pub(crate) fn make(path: &Path, limits: &Limits) -> Result<(), Error> {
         .map_err(|source| failed("make", path, source))?;
     match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, limits.disk_bytes) {
         Ok(()) => format(path, limits),
-        Err(rustix::io::Errno::NOSPC | rustix::io::Errno::FBIG | rustix::io::Errno::DQUOT) => Err(Error::Capacity {
-            what: "the disk",
-            why: format!("the host has no {} bytes left for it", limits.disk_bytes),
-        }),
+        Err(rustix::io::Errno::NOSPC | rustix::io::Errno::FBIG | rustix::io::Errno::DQUOT) => {
+            Err(Error::Capacity {
+                what: "the disk",
+                why: format!("the host has no {} bytes left for it", limits.disk_bytes),
+            })
+        }
         Err(rustix::io::Errno::OPNOTSUPP) => Err(Error::Unsupported {
             what: "disk_bytes",
-            why: "the data directory's file system cannot reserve blocks; put it on ext4, xfs or btrfs".into(),
+            why: "the data directory's file system cannot reserve blocks; put it on ext4, xfs or btrfs"
+                .into(),
         }),
         Err(error) => Err(failed("reserve blocks of", path, error.into())),
     }
@@ -164,7 +170,8 @@ pub(crate) fn wait_detached(number: u32, path: &Path) -> Result<(), Error> {
 
 fn refuse_if_full(path: &Path, bytes: u64) -> Result<(), Error> {
     let parent = path.parent().unwrap_or(path);
-    let host = rustix::fs::statvfs(parent).map_err(|error| failed("look at the file system of", parent, error.into()))?;
+    let host = rustix::fs::statvfs(parent)
+        .map_err(|error| failed("look at the file system of", parent, error.into()))?;
     let free = host.f_bavail.saturating_mul(host.f_frsize);
     let kept = HOST_FREE_BYTES.max(host.f_blocks.saturating_mul(host.f_frsize) / 100 * HOST_FREE_PERCENT);
     if free < bytes.saturating_add(kept) {
@@ -190,7 +197,7 @@ fn format(path: &Path, limits: &Limits) -> Result<(), Error> {
         // No journal: the disk dies with the sandbox, so nobody will ever replay it.
         .args(["-O", "^has_journal,^resize_inode", "-E", "nodiscard,lazy_itable_init=1"])
         .arg(path);
-    process::run(&mut command, &Words::Kept, FORMAT)
+    process::run(&mut command, &Words::Stderr, FORMAT)
 }
 
 fn configure(device: RawFd, backing: RawFd) -> io::Result<()> {
@@ -224,7 +231,13 @@ fn open_node(number: u32) -> Result<File, Error> {
     }
     // Where /dev is not kept by the kernel, the node of a new device has to be made.
     let device = rustix::fs::makedev(LOOP_MAJOR, number);
-    match rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::BlockDevice, Mode::from_raw_mode(0o660), device) {
+    match rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &path,
+        FileType::BlockDevice,
+        Mode::from_raw_mode(0o660),
+        device,
+    ) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(error) => return Err(failed("make device", &path, error.into())),
     }

@@ -45,12 +45,14 @@ pub(crate) fn directory(path: &Path, mode: u32) -> Result<(), Error> {
 
 /// Sets a mode exactly.
 pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<(), Error> {
-    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(|source| failed("set mode of", path, source))
+    fs::set_permissions(path, Permissions::from_mode(mode))
+        .map_err(|source| failed("set mode of", path, source))
 }
 
 /// Gives a path of ours (never one that guest code can touch) to a user and a group.
 pub(crate) fn set_owner(path: &Path, uid: u32, gid: u32) -> Result<(), Error> {
-    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).map_err(|source| failed("set owner of", path, source))
+    std::os::unix::fs::lchown(path, Some(uid), Some(gid))
+        .map_err(|source| failed("set owner of", path, source))
 }
 
 /// Unlinks a file or a socket.

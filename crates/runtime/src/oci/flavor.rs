@@ -43,8 +43,10 @@ impl Flavor {
     pub fn find(self) -> Result<Self, Error> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         // Superusers' directories may be missing from an ordinary PATH, and that is where these are installed.
-        let directories = std::env::split_paths(&path).chain(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from));
-        let found = directories.map(|directory| directory.join(&self.binary)).find(|path| is_executable(path));
+        let directories =
+            std::env::split_paths(&path).chain(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from));
+        let found =
+            directories.map(|directory| directory.join(&self.binary)).find(|path| is_executable(path));
         match found {
             Some(binary) => Ok(Self { binary, ..self }),
             None => Err(Error::Unsupported {

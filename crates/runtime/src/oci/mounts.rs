@@ -98,8 +98,9 @@ enum Part {
 impl Plan {
     /// Has a command run these operations before it becomes what it is to be.
     pub(crate) fn prepare(operations: Vec<Operation>, command: &mut Command) -> Result<Self, Error> {
-        let (report, reporter) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)
-            .map_err(|error| Error::System { act: "make a pipe".into(), source: error.into() })?;
+        let (report, reporter) =
+            rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)
+                .map_err(|error| Error::System { act: "make a pipe".into(), source: error.into() })?;
         let operations: Arc<[Operation]> = operations.into();
         let to_run = Arc::clone(&operations);
         let run = move || {
@@ -201,12 +202,17 @@ pub(crate) fn c_string(path: &OsStr) -> Result<CString, Error> {
     })
 }
 
-fn mirror((source, target): (&CStr, &CStr), writable: bool, owners: Option<&OwnedFd>) -> Result<(), (Part, Errno)> {
+fn mirror(
+    (source, target): (&CStr, &CStr),
+    writable: bool,
+    owners: Option<&OwnedFd>,
+) -> Result<(), (Part, Errno)> {
     let whole = |errno| (Part::Whole, errno);
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let tree = rustix::mount::open_tree(CWD, source, flags).map_err(whole)?;
     let read_only = if writable { 0 } else { libc::MOUNT_ATTR_RDONLY };
-    set_attributes(&tree, read_only | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID, None).map_err(whole)?;
+    set_attributes(&tree, read_only | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID, None)
+        .map_err(whole)?;
     if let Some(owners) = owners {
         set_attributes(&tree, libc::MOUNT_ATTR_IDMAP, Some(owners)).map_err(|errno| (Part::Owners, errno))?;
     }
@@ -218,7 +224,9 @@ fn set_attributes(tree: &OwnedFd, attributes: u64, owners: Option<&OwnedFd>) -> 
         attr_set: attributes,
         attr_clr: 0,
         propagation: 0,
-        userns_fd: owners.map_or(Ok(0), |owners| u64::try_from(owners.as_raw_fd())).map_err(|_| Errno::BADF)?,
+        userns_fd: owners
+            .map_or(Ok(0), |owners| u64::try_from(owners.as_raw_fd()))
+            .map_err(|_| Errno::BADF)?,
     };
     // SAFETY: the descriptors are open, the path is a string, and `attributes` outlives the call, which reads it.
     let result = unsafe {
@@ -231,5 +239,9 @@ fn set_attributes(tree: &OwnedFd, attributes: u64, owners: Option<&OwnedFd>) -> 
             size_of::<libc::mount_attr>(),
         )
     };
-    if result < 0 { Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)) } else { Ok(()) }
+    if result < 0 {
+        Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL))
+    } else {
+        Ok(())
+    }
 }

@@ -21,8 +21,8 @@ struct Holder {
 
 /// A user namespace that maps 0 and what follows to `base` and what follows.
 pub(crate) fn namespace(base: u32) -> Result<OwnedFd, Error> {
-    let holder = Holder::fork()
-        .map_err(|source| Error::System { act: "make a user namespace".into(), source })?;
+    let holder =
+        Holder::fork().map_err(|source| Error::System { act: "make a user namespace".into(), source })?;
     let home = PathBuf::from(format!("/proc/{}", holder.pid.as_raw_nonzero()));
     let map = format!("0 {base} {UID_RANGE}\n");
     for name in ["uid_map", "gid_map"] {
@@ -42,7 +42,11 @@ impl Holder {
         if pid == 0 {
             hold(parent);
         }
-        i32::try_from(pid).ok().and_then(Pid::from_raw).map(|pid| Self { pid }).ok_or_else(io::Error::last_os_error)
+        i32::try_from(pid)
+            .ok()
+            .and_then(Pid::from_raw)
+            .map(|pid| Self { pid })
+            .ok_or_else(io::Error::last_os_error)
     }
 }
 

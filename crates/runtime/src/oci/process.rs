@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -14,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
@@ -24,6 +26,8 @@ use crate::{Error, Exit};
 
 /// What an error shows of what a command wrote: enough for the cause, not a flood.
 const STDERR_BYTES: u64 = 2048;
+/// What a pipe holds.
+const PIPE_BYTES: u64 = 64 << 10;
 
 /// What tells a process from every other one of this boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +56,10 @@ impl Process {
             Ok(descriptor) => descriptor,
             Err(rustix::io::Errno::SRCH) => return Ok(None),
             Err(error) => {
-                return Err(Error::System { act: format!("take hold of process {pid}"), source: error.into() });
+                return Err(Error::System {
+                    act: format!("take hold of process {pid}"),
+                    source: error.into(),
+                });
             }
         };
         // Read after the descriptor was made: if the process is another one by now, the start time differs.
@@ -74,9 +81,10 @@ impl Process {
     pub(crate) fn signal(&self, signal: Signal) -> Result<(), Error> {
         match rustix::process::pidfd_send_signal(&self.descriptor, signal) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
-            Err(error) => {
-                Err(Error::System { act: format!("signal process {}", self.identity.pid), source: error.into() })
-            }
+            Err(error) => Err(Error::System {
+                act: format!("signal process {}", self.identity.pid),
+                source: error.into(),
+            }),
         }
     }
 
@@ -112,6 +120,26 @@ pub(crate) fn reap(pid: i32) -> bool {
     }
 }
 
+/// Collects all zombies that this process inherited and whose user is in this range: the helpers that a user-space
+/// kernel leaves. Children that this process started itself have other users and are collected where they were started.
+pub(crate) fn reap_zombies(users: Range<u32>) -> Result<(), Error> {
+    let tasks = Path::new("/proc/self/task");
+    for task in std::fs::read_dir(tasks).map_err(|source| files::failed("list", tasks, source))?.flatten() {
+        // Kernels without this file leave the zombies until this process ends, which costs a pid each.
+        let children = files::read_if_there(&task.path().join("children"))?.unwrap_or_default();
+        for pid in children.split_whitespace().filter_map(|word| word.parse::<i32>().ok()) {
+            let status = files::read_if_there(Path::new(&format!("/proc/{pid}/status")))?.unwrap_or_default();
+            let user = status
+                .lines()
+                .find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().next()?.parse().ok());
+            if user.is_some_and(|user| users.contains(&user)) && status.contains("\nState:\tZ") {
+                reap(pid);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The start time of a process in clock ticks since the boot, if there is such a process.
 pub(crate) fn start_time(pid: i32) -> Result<Option<u64>, Error> {
     let Some(stat) = files::read_if_there(Path::new(&format!("/proc/{pid}/stat")))? else { return Ok(None) };
@@ -135,24 +163,25 @@ pub(crate) fn inherit_orphans() -> Result<(), Error> {
         .map_err(|error| Error::System { act: "inherit the sandboxes' orphans".into(), source: error.into() })
 }
 
-/// Where a command's words go on failure.
+/// Where a command's words are kept for the case that it fails.
 pub(crate) enum Words<'a> {
-    /// To its standard error, which is a memory file.
-    Kept,
-    /// To a log of its own; its standard error is `/dev/null`, because what it leaves behind inherits it.
+    /// Its standard error, which is a memory file.
+    Stderr,
+    /// A pipe with a name, given to it as its log. Its standard error is `/dev/null`, because what it leaves behind
+    /// inherits it; so it does the log, which for that reason is no file that could grow.
     Log(&'a Path),
 }
 
 /// Runs a command to its end. It has no standard input and output, and of the environment only `PATH`.
 pub(crate) fn run(command: &mut Command, words: &Words<'_>, within: Duration) -> Result<(), Error> {
     let argv = shown(command);
-    let kept = match words {
-        Words::Kept => Some(memory_file()?),
-        Words::Log(_) => None,
-    };
-    let stderr = match &kept {
-        Some(file) => Stdio::from(file.try_clone().map_err(|source| cannot_run(&argv, source))?),
-        None => Stdio::null(),
+    let (kept, stderr) = match words {
+        Words::Stderr => {
+            let file = memory_file()?;
+            let copy = file.try_clone().map_err(|source| cannot_run(&argv, source))?;
+            (file, Stdio::from(copy))
+        }
+        Words::Log(path) => (named_pipe(path)?, Stdio::null()),
     };
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
     let mut child = command
@@ -167,9 +196,9 @@ pub(crate) fn run(command: &mut Command, words: &Words<'_>, within: Duration) ->
     if status.success() {
         return Ok(());
     }
-    let stderr = match (words, kept) {
-        (Words::Log(path), _) => File::open(path).map(tail).unwrap_or_default(),
-        (Words::Kept, kept) => kept.map(tail).unwrap_or_default(),
+    let stderr = match words {
+        Words::Stderr => tail(kept),
+        Words::Log(_) => last_words(kept),
     };
     Err(Error::Command { argv, status: said(status), stderr })
 }
@@ -214,10 +243,7 @@ fn wait_readable(descriptor: &OwnedFd, deadline: Instant) -> bool {
 
 fn collect(who: WaitId<'_>) -> Option<Exit> {
     let status = rustix::process::waitid(who, WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok()??;
-    status
-        .exit_status()
-        .map(Exit::Exited)
-        .or_else(|| status.terminating_signal().map(Exit::Signaled))
+    status.exit_status().map(Exit::Exited).or_else(|| status.terminating_signal().map(Exit::Signaled))
 }
 
 fn memory_file() -> Result<File, Error> {
@@ -226,14 +252,30 @@ fn memory_file() -> Result<File, Error> {
         .map_err(|error| Error::System { act: "make a memory file".into(), source: error.into() })
 }
 
+/// A pipe with a name, of which this is the end to read from. It holds what the kernel lets a pipe hold, 64 KiB.
+fn named_pipe(path: &Path) -> Result<File, Error> {
+    let mode = Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0)
+        .map_err(|error| files::failed("make", path, error.into()))?;
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+        .map(File::from)
+        .map_err(|error| files::failed("open", path, error.into()))
+}
+
 fn tail(mut file: File) -> String {
-    let mut bytes = Vec::new();
     let length = file.metadata().map_or(0, |metadata| metadata.len());
-    let start = SeekFrom::Start(length.saturating_sub(STDERR_BYTES));
-    if file.seek(start).and_then(|_| file.take(STDERR_BYTES).read_to_end(&mut bytes)).is_err() {
-        return String::new();
-    }
-    String::from_utf8_lossy(&bytes).trim().to_owned()
+    let moved = file.seek(SeekFrom::Start(length.saturating_sub(STDERR_BYTES)));
+    if moved.is_ok() { last_words(file) } else { String::new() }
+}
+
+/// The end of what can be read now.
+fn last_words(mut file: File) -> String {
+    let mut bytes = Vec::new();
+    // A pipe that somebody may still write to ends with an error, after what is in it.
+    let _ = file.by_ref().take(PIPE_BYTES).read_to_end(&mut bytes);
+    let kept = usize::try_from(STDERR_BYTES).unwrap_or(usize::MAX);
+    let tail = bytes.split_at(bytes.len().saturating_sub(kept)).1;
+    String::from_utf8_lossy(tail).trim().to_owned()
 }
 
 fn said(status: ExitStatus) -> String {
@@ -252,7 +294,7 @@ mod tests {
     fn a_failed_command_keeps_argv_status_and_stderr() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo no such luck >&2; exit 3"]);
-        let error = run(&mut command, &Words::Kept, Duration::from_secs(5)).unwrap_err();
+        let error = run(&mut command, &Words::Stderr, Duration::from_secs(5)).unwrap_err();
         let Error::Command { argv, status, stderr } = error else { panic!("{error:?}") };
         assert!(argv.starts_with("sh -c"));
         assert_eq!((status.as_str(), stderr.as_str()), ("status 3", "no such luck"));
@@ -261,7 +303,7 @@ mod tests {
     #[test]
     fn a_command_ends_at_its_deadline() {
         let mut command = Command::new("sleep");
-        let error = run(command.arg("60"), &Words::Kept, Duration::from_millis(50)).unwrap_err();
+        let error = run(command.arg("60"), &Words::Stderr, Duration::from_millis(50)).unwrap_err();
         assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
     }
 

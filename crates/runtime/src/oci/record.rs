@@ -139,7 +139,12 @@ impl Dirs {
 
     /// Makes the sandbox's directory, takes it in hand, and writes its record with the lowest free range.
     /// An id in use is [`Error::Exists`], and that sandbox is not touched.
-    pub(crate) fn reserve(&self, id: &SandboxId, runtime: &str, unpacks: bool) -> Result<(Record, Lock), Error> {
+    pub(crate) fn reserve(
+        &self,
+        id: &SandboxId,
+        runtime: &str,
+        unpacks: bool,
+    ) -> Result<(Record, Lock), Error> {
         let path = self.sandbox(id);
         let _ranges = self.lock_ranges()?;
         match DirBuilder::new().mode(WALKED).create(&path) {

@@ -8,6 +8,8 @@
 
 use serde_json::{Value, json};
 
+use crate::Tier;
+
 const EPERM: u32 = libc::EPERM as u32;
 const EACCES: u32 = libc::EACCES as u32;
 const ENOSYS: u32 = libc::ENOSYS as u32;
@@ -92,7 +94,10 @@ const REFUSED: &str = "\
     swapoff swapon syslog umount umount2 unshare userfaultfd vhangup vmsplice";
 
 /// The filter, as the OCI configuration wants it.
-pub(crate) fn filter() -> Value {
+///
+/// gVisor before 2026 answers `EPERM` whatever number a rule names, and C libraries take that from `clone3` for an
+/// answer. "Ask the tracer" it has always known, and where no tracer can be (`ptrace` is refused) that is `ENOSYS`.
+pub(crate) fn filter(tier: Tier) -> Value {
     let mut rules = Vec::new();
     for names in [FILES, WAITING, MEMORY, PROCESSES, TALKING] {
         rules.push(json!({ "names": words(names), "action": "SCMP_ACT_ALLOW" }));
@@ -103,7 +108,10 @@ pub(crate) fn filter() -> Value {
     rules.extend(socket());
     rules.extend(socket_pair());
     json!({
-        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultAction": match tier {
+            Tier::Container => "SCMP_ACT_ERRNO",
+            Tier::UserKernel => "SCMP_ACT_TRACE",
+        },
         "defaultErrnoRet": ENOSYS,
         "architectures": [architecture()],
         "syscalls": rules,
@@ -149,15 +157,21 @@ fn socket() -> Vec<Value> {
     rules.push(allow("socket", &[equal(0, NETLINK), equal(2, 0)]));
     rules.push(refuse("socket", EPROTONOSUPPORT, &[equal(0, NETLINK), above(2, 0)]));
     let known = |family: &u64| *family == UNIX || *family == NETLINK || INTERNET.contains(family);
-    rules.extend((0..NETLINK).filter(|family| !known(family)).map(|family| refuse("socket", EAFNOSUPPORT, &[equal(0, family)])));
+    rules.extend(
+        (0..NETLINK)
+            .filter(|family| !known(family))
+            .map(|family| refuse("socket", EAFNOSUPPORT, &[equal(0, family)])),
+    );
     rules.push(refuse("socket", EAFNOSUPPORT, &[above(0, NETLINK)]));
     rules
 }
 
 fn socket_pair() -> Vec<Value> {
     let kinds = [STREAM, DATAGRAM, SEQUENCED];
-    let mut rules: Vec<Value> =
-        kinds.iter().map(|kind| allow("socketpair", &[equal(0, UNIX), masked(1, TYPE_MASK, *kind)])).collect();
+    let mut rules: Vec<Value> = kinds
+        .iter()
+        .map(|kind| allow("socketpair", &[equal(0, UNIX), masked(1, TYPE_MASK, *kind)]))
+        .collect();
     rules.push(refuse("socketpair", EAFNOSUPPORT, &[equal(0, 0)]));
     rules.push(refuse("socketpair", EAFNOSUPPORT, &[above(0, UNIX)]));
     rules
@@ -193,7 +207,15 @@ mod tests {
         for name in [FILES, WAITING, MEMORY, PROCESSES, TALKING, REFUSED].into_iter().flat_map(words) {
             assert!(seen.insert(name), "{name} is named twice");
         }
-        for name in ["io_uring_setup", "io_uring_enter", "io_uring_register", "clone3", "socket", "clone", "memfd_secret"] {
+        for name in [
+            "io_uring_setup",
+            "io_uring_enter",
+            "io_uring_register",
+            "clone3",
+            "socket",
+            "clone",
+            "memfd_secret",
+        ] {
             assert!(!seen.contains(name), "{name}");
         }
     }

@@ -80,7 +80,7 @@ fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: Record) -> Result<H
     })?;
     oci.reached("device");
     lay_out(&bundle, spec)?;
-    let config = config::config(id, spec, &bundle, record.base());
+    let config = config::config(id, spec, &bundle, (record.base(), oci.flavor.tier));
     files::write(&bundle.join("config.json"), &config.to_string())?;
     oci.reached("bundle");
     channel::make(&channel, record.base())?;
@@ -92,7 +92,11 @@ fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: Record) -> Result<H
     record.process = Some(process.identity);
     oci.dirs.save(id, &record)?;
     oci.reached("process");
-    Ok(Hand { process: Mutex::new(Some(Arc::new(process))), bound: Mutex::new(Some(bound)), ..Hand::default() })
+    Ok(Hand {
+        process: Mutex::new(Some(Arc::new(process))),
+        bound: Mutex::new(Some(bound)),
+        ..Hand::default()
+    })
 }
 
 /// Makes the places at which things are mounted. They stay empty in the host's namespace.
@@ -176,6 +180,8 @@ fn run(oci: &Oci, id: &SandboxId, operations: Vec<Operation>) -> Result<(), Erro
     files::directory(&oci.dirs.state(oci.flavor.name, id), 0o700)?;
     let mut command = oci.command(id);
     command
+        .arg("--log")
+        .arg(&log)
         .arg("run")
         .arg("--detach")
         .arg("--bundle")
@@ -184,19 +190,15 @@ fn run(oci: &Oci, id: &SandboxId, operations: Vec<Operation>) -> Result<(), Erro
         .arg(oci.dirs.sandbox(id).join("pid"))
         .arg(id.as_str());
     let plan = Plan::prepare(operations, &mut command)?;
-    process::run(&mut command, &Words::Log(&log), RUN).map_err(|error| plan.explain(error))
+    process::run(&mut command, &Words::Log(&log), RUN).map_err(|error| plan.explain(error))?;
+    files::remove_file(&log)
 }
 
 impl Oci {
     /// The OCI runtime's command line up to the verb.
     pub(super) fn command(&self, id: &SandboxId) -> Command {
         let mut command = Command::new(&self.flavor.binary);
-        command
-            .arg("--root")
-            .arg(self.dirs.state(self.flavor.name, id))
-            .arg("--log")
-            .arg(self.dirs.sandbox(id).join("runtime.log"))
-            .args(self.flavor.flags);
+        command.arg("--root").arg(self.dirs.state(self.flavor.name, id)).args(self.flavor.flags);
         command
     }
 }
@@ -208,7 +210,10 @@ fn identify(oci: &Oci, id: &SandboxId) -> Result<Process, Error> {
     let process = Process::open(pid)?.ok_or_else(|| Error::Ended(id.clone()))?;
     // It may have ended in the meantime, and then it is in no cgroup; but another process it is not.
     if process.is_alive() && !Cgroups::holds(id, pid)? && process.is_alive() {
-        return Err(Error::Impostor { id: id.clone(), why: format!("process {pid} is not in the sandbox's cgroup") });
+        return Err(Error::Impostor {
+            id: id.clone(),
+            why: format!("process {pid} is not in the sandbox's cgroup"),
+        });
     }
     Ok(process)
 }

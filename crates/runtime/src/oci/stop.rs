@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use api::SandboxId;
+use api::limits::UID_RANGE;
 use rustix::process::Signal;
 
 use super::process::{self, Process, Words};
@@ -16,7 +17,7 @@ use crate::{Error, Listed, Tier};
 /// A killed process is gone within a millisecond; one in the kernel's uninterruptible sleep is given time.
 const KILL: Duration = Duration::from_secs(10);
 /// An OCI runtime's command without a sandbox to start takes about 10 ms.
-const COMMAND: Duration = Duration::from_secs(20);
+const ASK: Duration = Duration::from_secs(20);
 
 impl Oci {
     /// Asks process 1 to end.
@@ -28,7 +29,7 @@ impl Oci {
                 let mut command = self.command(id);
                 command.args(["kill", id.as_str(), "TERM"]);
                 // If it cannot be asked, it is killed after the grace.
-                let _ = super::blocking(move || process::run(&mut command, &Words::Kept, COMMAND)).await;
+                let _ = super::blocking(move || process::run(&mut command, &Words::Stderr, ASK)).await;
                 Ok(())
             }
         }
@@ -46,9 +47,15 @@ pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&Process>) -> Res
         kill_first(record, held)?;
     }
     oci.cgroups.kill_all(id)?;
-    delete(oci, id)?;
+    if let Some(record) = &record {
+        process::reap_zombies(record.base()..record.base() + UID_RANGE)?;
+    }
     oci.cgroups.remove(id)?;
-    if let Some(number) = record.as_ref().filter(|record| is_current(record)).and_then(|record| record.device) {
+    // The OCI runtime's own `delete` does no more than this, and waits up to seconds for processes of which it cannot
+    // know that they are dead.
+    files::remove_shallow(&oci.dirs.state(oci.flavor.name, id), 1)?;
+    if let Some(number) = record.as_ref().filter(|record| is_current(record)).and_then(|record| record.device)
+    {
         disk::wait_detached(number, &oci.dirs.disk(id))?;
     }
     oci.dirs.forget(id)
@@ -85,19 +92,6 @@ fn kill_first(record: &Record, held: Option<&Process>) -> Result<(), Error> {
     }
     process.exit();
     Ok(())
-}
-
-/// Has the OCI runtime forget the sandbox. What it cannot, goes by name.
-fn delete(oci: &Oci, id: &SandboxId) -> Result<(), Error> {
-    let state = oci.dirs.state(oci.flavor.name, id);
-    let known = std::fs::read_dir(&state).is_ok_and(|mut entries| entries.next().is_some());
-    if known {
-        let mut command = oci.command(id);
-        command.args(["delete", "--force", id.as_str()]);
-        // A half-written state makes this fail, and the lines below do not need it.
-        let _ = process::run(&mut command, &Words::Kept, COMMAND);
-    }
-    files::remove_shallow(&state, 1)
 }
 
 /// Whether a sandbox was made in this boot: after another one its processes, mounts and devices are not its own.

@@ -16,7 +16,9 @@ pub(super) fn hierarchies(mounts: &str, offered: impl Fn(&Path) -> String) -> Ve
     let mut found: Vec<Hierarchy> = Vec::new();
     for line in mounts.lines() {
         let mut words = line.split_whitespace().skip(1);
-        let (Some(root), Some(kind), Some(options)) = (words.next(), words.next(), words.next()) else { continue };
+        let (Some(root), Some(kind), Some(options)) = (words.next(), words.next(), words.next()) else {
+            continue;
+        };
         let root = PathBuf::from(root);
         let unified = kind == "cgroup2";
         if !unified && kind != "cgroup" || found.iter().any(|hierarchy| hierarchy.root == root) {
@@ -59,9 +61,9 @@ pub(super) fn remove(group: &Path, depth: u32) -> io::Result<()> {
 
 /// Whether `/proc/<pid>/cgroup` names this cgroup or one below it.
 pub(super) fn names(text: &str, group: &str) -> bool {
-    text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| {
-        path.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    })
+    text.lines()
+        .filter_map(|line| line.splitn(3, ':').nth(2))
+        .any(|path| path.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
 fn children(group: &Path) -> io::Result<Vec<PathBuf>> {
@@ -95,7 +97,8 @@ mod tests {
         assert!(found[0].has("memory") && !found[0].unified);
         assert!(found[1].has("cpu") && found[1].has("cpuacct"));
         assert!(found[2].unified && found[2].controllers.is_empty());
-        let two = hierarchies("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", |_| "cpuset cpu memory pids\n".to_owned());
+        let two =
+            hierarchies("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", |_| "cpuset cpu memory pids\n".to_owned());
         assert!(two[0].unified && two[0].has("pids"));
     }
 
