@@ -1,1 +1,360 @@
+//! What every backend must keep, as a suite that runs on any of them.
+//!
+//! Each law is one function: it makes what it needs, checks one sentence, and removes what it made. A law that is broken
+//! answers with what was seen instead. [`lifecycle`] holds for any [`Runtime`]; [`channel`] for those with a guest
+//! inside that dials; [`walls`] for those that limit and confine what they start.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use api::SandboxId;
+use api::hello::{HELLO_BYTES, Hello};
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+
+use crate::{Error, Exit, Listed, Runtime, Spec};
+
+/// Long enough to see that something does not happen.
+const GLANCE: Duration = Duration::from_millis(200);
+/// A disk that no machine has room for.
+const ABSURD_BYTES: u64 = 1 << 60;
+
+/// What the laws run on.
+pub struct Fixture {
+    /// What to start: layers and guest that work.
+    pub spec: Spec,
+    /// The first letters of the ids that the laws use, so that they are told from others'.
+    pub prefix: String,
+    /// A fresh instance of the backend, as a restarted process would make it.
+    pub instance: Box<dyn Fn() -> Box<dyn Runtime> + Send + Sync>,
+    /// How long anything may take: long enough for the backend on a busy machine.
+    pub patience: Duration,
+    /// How many ids were used.
+    pub used: AtomicU32,
+}
+
+/// A law's name and, if it is broken, what was seen.
+pub type Verdict = (&'static str, Result<(), String>);
+
+impl Fixture {
+    fn id(&self) -> Result<SandboxId, String> {
+        let number = self.used.fetch_add(1, Ordering::Relaxed);
+        format!("{}{number}", self.prefix).parse().map_err(|error: api::id::NotAnId| error.to_string())
+    }
+
+    /// Starts a sandbox for a law and stops it afterwards, however the law ends.
+    async fn with_sandbox(
+        &self,
+        law: impl AsyncFnOnce(&dyn Runtime, &SandboxId) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let (runtime, id) = ((self.instance)(), self.id()?);
+        runtime.start(&id, &self.spec).await.map_err(|error| said("start", &error))?;
+        let kept = law(runtime.as_ref(), &id).await;
+        // A fresh instance, because the law may have taken the sandbox over with another than this.
+        drop(runtime);
+        let stopped = (self.instance)().stop(&id, Duration::ZERO).await;
+        kept.and(stopped.map_err(|error| said("the stop afterwards", &error)))
+    }
+}
+
+/// Runs every law.
+pub async fn all(fixture: &Fixture) -> Vec<Verdict> {
+    let mut verdicts = lifecycle(fixture).await;
+    verdicts.extend(channel(fixture).await);
+    verdicts.extend(walls(fixture).await);
+    verdicts
+}
+
+/// The laws of starting, listing, waiting and stopping.
+pub async fn lifecycle(fixture: &Fixture) -> Vec<Verdict> {
+    vec![
+        ("start_then_listed", start_then_listed(fixture).await),
+        ("second_start_is_exists_and_harms_nothing", second_start_is_exists_and_harms_nothing(fixture).await),
+        ("stop_is_idempotent", stop_is_idempotent(fixture).await),
+        ("stop_of_unknown_is_success", stop_of_unknown_is_success(fixture).await),
+        ("after_stop_nothing_is_listed", after_stop_nothing_is_listed(fixture).await),
+        ("wait_answers_after_the_end", wait_answers_after_the_end(fixture).await),
+        ("wait_of_unknown_is_not_found", wait_of_unknown_is_not_found(fixture).await),
+        ("a_failed_start_leaves_nothing", a_failed_start_leaves_nothing(fixture).await),
+        ("an_id_can_be_used_again_after_stop", an_id_can_be_used_again_after_stop(fixture).await),
+    ]
+}
+
+/// The laws of the channel.
+pub async fn channel(fixture: &Fixture) -> Vec<Verdict> {
+    vec![
+        ("connect_gives_a_greeted_channel", connect_gives_a_greeted_channel(fixture).await),
+        ("connect_again_after_a_break", connect_again_after_a_break(fixture).await),
+        ("a_new_instance_takes_over", a_new_instance_takes_over(fixture).await),
+        ("connect_to_unknown_is_not_found", connect_to_unknown_is_not_found(fixture).await),
+        ("connect_ends_with_the_sandbox", connect_ends_with_the_sandbox(fixture).await),
+    ]
+}
+
+/// The laws of limits and posture.
+pub async fn walls(fixture: &Fixture) -> Vec<Verdict> {
+    vec![
+        ("usage_counts", usage_counts(fixture).await),
+        ("posture_has_no_differences", posture_has_no_differences(fixture).await),
+        (
+            "limits_above_what_can_be_enforced_are_refused",
+            limits_above_what_can_be_enforced_are_refused(fixture).await,
+        ),
+    ]
+}
+
+/// A started sandbox is listed, alive and in somebody's hand.
+async fn start_then_listed(fixture: &Fixture) -> Result<(), String> {
+    let law = async |runtime: &dyn Runtime, id: &SandboxId| match listed(runtime, id).await? {
+        Some(Listed { owned: true, alive: true, .. }) => Ok(()),
+        other => Err(format!("after start the list says {other:?}")),
+    };
+    fixture.with_sandbox(law).await
+}
+
+/// A second start of the same id is refused, and the first sandbox goes on.
+async fn second_start_is_exists_and_harms_nothing(fixture: &Fixture) -> Result<(), String> {
+    let law = async |runtime: &dyn Runtime, id: &SandboxId| {
+        match runtime.start(id, &fixture.spec).await {
+            Err(Error::Exists(named)) if named == *id => {}
+            other => return Err(format!("the second start said {other:?}")),
+        }
+        match listed(runtime, id).await? {
+            Some(Listed { alive: true, .. }) => Ok(()),
+            other => Err(format!("after the second start the list says {other:?}")),
+        }
+    };
+    fixture.with_sandbox(law).await
+}
+
+/// A stop of a stopped sandbox is success.
+async fn stop_is_idempotent(fixture: &Fixture) -> Result<(), String> {
+    let law = async |runtime: &dyn Runtime, id: &SandboxId| {
+        for time in ["first", "second"] {
+            let stopped = runtime.stop(id, Duration::ZERO).await;
+            stopped.map_err(|error| said(&format!("the {time} stop"), &error))?;
+        }
+        Ok(())
+    };
+    fixture.with_sandbox(law).await
+}
+
+/// A stop of a sandbox that never was is success.
+async fn stop_of_unknown_is_success(fixture: &Fixture) -> Result<(), String> {
+    let stopped = (fixture.instance)().stop(&fixture.id()?, Duration::ZERO).await;
+    stopped.map_err(|error| said("the stop of an unknown sandbox", &error))
+}
+
+/// A stopped sandbox is not listed, by its starter or by anybody else.
+async fn after_stop_nothing_is_listed(fixture: &Fixture) -> Result<(), String> {
+    let law = async |runtime: &dyn Runtime, id: &SandboxId| {
+        runtime.stop(id, Duration::ZERO).await.map_err(|error| said("stop", &error))?;
+        let other = (fixture.instance)();
+        match (listed(runtime, id).await?, listed(other.as_ref(), id).await?) {
+            (None, None) => Ok(()),
+            seen => Err(format!("after stop the lists say {seen:?}")),
+        }
+    };
+    fixture.with_sandbox(law).await
+}
+
+/// A wait goes on while process 1 lives, and then says how it ended or that nobody knows: never a status of 0 that
+/// nobody saw.
+async fn wait_answers_after_the_end(fixture: &Fixture) -> Result<(), String> {
+    let law = async |runtime: &dyn Runtime, id: &SandboxId| {
+        if let Ok(early) = tokio::time::timeout(GLANCE, runtime.wait(id)).await {
+            return Err(format!("wait said {early:?} while process 1 lived"));
+        }
+        let both = async { tokio::join!(runtime.wait(id), runtime.stop(id, Duration::ZERO)) };
+        let (exit, stopped) =
+            tokio::time::timeout(fixture.patience, both).await.map_err(|_| "wait went on after the end")?;
+        stopped.map_err(|error| said("stop", &error))?;
+        match exit {
+            Ok(Exit::Signaled(9) | Exit::Unknown) => Ok(()),
+            other => Err(format!("process 1 was killed, and wait said {other:?}")),
+        }
+    };
+    fixture.with_sandbox(law).await
+}
+
+/// A wait for a sandbox that never was says so.
+async fn wait_of_unknown_is_not_found(fixture: &Fixture) -> Result<(), String> {
+    match tokio::time::timeout(fixture.patience, (fixture.instance)().wait(&fixture.id()?)).await {
+        Ok(Err(Error::NotFound(_))) => Ok(()),
+        other => Err(format!("wait for an unknown sandbox said {other:?}")),
+    }
+}
+
+/// A start that fails leaves nothing, and the id can be used.
+async fn a_failed_start_leaves_nothing(fixture: &Fixture) -> Result<(), String> {
+    let (runtime, id) = ((fixture.instance)(), fixture.id()?);
+    let spec = Spec { layers: vec!["/nonexistent/layer".into()], ..fixture.spec.clone() };
+    if runtime.start(&id, &spec).await.is_ok() {
+        return Err("a start without its layer succeeded".into());
+    }
+    let left = listed(runtime.as_ref(), &id).await?;
+    let again = runtime.start(&id, &fixture.spec).await;
+    let stopped = runtime.stop(&id, Duration::ZERO).await;
+    match (left, again, stopped) {
+        (None, Ok(()), Ok(())) => Ok(()),
+        seen => Err(format!("listed, started again, stopped: {seen:?}")),
+    }
+}
+
+/// A stopped sandbox's id is free.
+async fn an_id_can_be_used_again_after_stop(fixture: &Fixture) -> Result<(), String> {
+    let law = async |runtime: &dyn Runtime, id: &SandboxId| {
+        runtime.stop(id, Duration::ZERO).await.map_err(|error| said("stop", &error))?;
+        runtime.start(id, &fixture.spec).await.map_err(|error| said("the start after the stop", &error))
+    };
+    fixture.with_sandbox(law).await
+}
+
+/// A connection is one on which the greetings were said: it is open, and nothing of them is left to read.
+async fn connect_gives_a_greeted_channel(fixture: &Fixture) -> Result<(), String> {
+    let law = async |runtime: &dyn Runtime, id: &SandboxId| {
+        let stream = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;
+        is_open(stream).await
+    };
+    fixture.with_sandbox(law).await
+}
+
+/// After a connection broke, the guest dials again and the next connect gives that.
+async fn connect_again_after_a_break(fixture: &Fixture) -> Result<(), String> {
+    let law = async |runtime: &dyn Runtime, id: &SandboxId| {
+        let first =
+            runtime.connect(id, fixture.patience).await.map_err(|error| said("the first connect", &error))?;
+        drop(first);
+        let second = runtime
+            .connect(id, fixture.patience)
+            .await
+            .map_err(|error| said("the second connect", &error))?;
+        is_open(second).await
+    };
+    fixture.with_sandbox(law).await
+}
+
+/// When the instance that served a sandbox is gone, another one lists it, takes it over and can wait for it.
+async fn a_new_instance_takes_over(fixture: &Fixture) -> Result<(), String> {
+    let (first, id) = ((fixture.instance)(), fixture.id()?);
+    first.start(&id, &fixture.spec).await.map_err(|error| said("start", &error))?;
+    let connected =
+        first.connect(&id, fixture.patience).await.map_err(|error| said("the first connect", &error));
+    drop(first);
+    let second = (fixture.instance)();
+    let kept = async {
+        drop(connected?);
+        match listed(second.as_ref(), &id).await? {
+            Some(Listed { alive: true, owned: false, .. }) => {}
+            other => return Err(format!("after the first instance went the list says {other:?}")),
+        }
+        let stream =
+            second.connect(&id, fixture.patience).await.map_err(|error| said("the take-over", &error))?;
+        is_open(stream).await
+    };
+    let kept = kept.await;
+    let stopped = second.stop(&id, Duration::ZERO).await.map_err(|error| said("stop", &error));
+    kept.and(stopped)
+}
+
+/// A connect to a sandbox that never was says so.
+async fn connect_to_unknown_is_not_found(fixture: &Fixture) -> Result<(), String> {
+    match (fixture.instance)().connect(&fixture.id()?, fixture.patience).await {
+        Err(Error::NotFound(_)) => Ok(()),
+        other => Err(format!("connect to an unknown sandbox said {other:?}")),
+    }
+}
+
+/// A connect that waits while the sandbox is stopped ends, and not by its deadline.
+async fn connect_ends_with_the_sandbox(fixture: &Fixture) -> Result<(), String> {
+    let law = async |runtime: &dyn Runtime, id: &SandboxId| {
+        // Process 1 dials one connection at a time, so while this one is held the next connect waits.
+        let held = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;
+        let waiting = runtime.connect(id, 2 * fixture.patience);
+        let stopping = async {
+            tokio::time::sleep(GLANCE).await;
+            runtime.stop(id, Duration::ZERO).await
+        };
+        let both = async { tokio::join!(waiting, stopping) };
+        let (connected, stopped) = tokio::time::timeout(fixture.patience, both)
+            .await
+            .map_err(|_| "connect went on after the end")?;
+        drop(held);
+        stopped.map_err(|error| said("stop", &error))?;
+        match connected {
+            Err(Error::Ended(_)) => Ok(()),
+            other => Err(format!("the sandbox was stopped, and connect said {other:?}")),
+        }
+    };
+    fixture.with_sandbox(law).await
+}
+
+/// A running sandbox uses memory and processor time, and usage says so; of an unknown one there is none.
+async fn usage_counts(fixture: &Fixture) -> Result<(), String> {
+    let law = async |runtime: &dyn Runtime, id: &SandboxId| {
+        let _stream = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;
+        let usage = runtime.usage(id).await.map_err(|error| said("usage", &error))?;
+        if usage.sandbox_memory_bytes == 0 || usage.cpu_us == 0 {
+            return Err(format!("a running sandbox uses {usage:?}"));
+        }
+        match runtime.usage(&fixture.id()?).await {
+            Err(Error::NotFound(_)) => Ok(()),
+            other => Err(format!("usage of an unknown sandbox said {other:?}")),
+        }
+    };
+    fixture.with_sandbox(law).await
+}
+
+/// Process 1 has the privileges that its tier promises, and they were looked at.
+async fn posture_has_no_differences(fixture: &Fixture) -> Result<(), String> {
+    let law = async |runtime: &dyn Runtime, id: &SandboxId| {
+        let _stream = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;
+        let (posture, differences) = runtime.posture(id).await.map_err(|error| said("posture", &error))?;
+        if posture.uids.is_empty() || posture.namespaces.is_empty() || posture.descriptors.is_empty() {
+            return Err(format!("nothing was looked at: {posture:?}"));
+        }
+        if differences.is_empty() { Ok(()) } else { Err(differences.join("; ")) }
+    };
+    fixture.with_sandbox(law).await
+}
+
+/// What cannot be held is refused, not cut down, and nothing is left.
+async fn limits_above_what_can_be_enforced_are_refused(fixture: &Fixture) -> Result<(), String> {
+    let limits = fixture.spec.limits;
+    let absurd = [
+        ("disk_bytes", api::limits::Limits { disk_bytes: ABSURD_BYTES, ..limits }),
+        ("memory_bytes", api::limits::Limits { memory_bytes: ABSURD_BYTES, ..limits }),
+        ("disk_inodes", api::limits::Limits { disk_inodes: ABSURD_BYTES, ..limits }),
+    ];
+    for (name, limits) in absurd {
+        let (runtime, id) = ((fixture.instance)(), fixture.id()?);
+        let started = runtime.start(&id, &Spec { limits, ..fixture.spec.clone() }).await;
+        let left = listed(runtime.as_ref(), &id).await?;
+        let stopped = runtime.stop(&id, Duration::ZERO).await;
+        match (started, left, stopped) {
+            (Err(Error::Capacity { .. } | Error::Unsupported { .. }), None, Ok(())) => {}
+            seen => return Err(format!("with an absurd {name}: started, listed, stopped: {seen:?}")),
+        }
+    }
+    Ok(())
+}
+
+async fn listed(runtime: &dyn Runtime, id: &SandboxId) -> Result<Option<Listed>, String> {
+    let all = runtime.list().await.map_err(|error| said("list", &error))?;
+    Ok(all.into_iter().find(|one| one.id == *id))
+}
+
+/// On an open channel there is nothing to read, or what follows the greetings.
+async fn is_open(mut stream: UnixStream) -> Result<(), String> {
+    let mut bytes = [0; HELLO_BYTES];
+    match tokio::time::timeout(GLANCE, stream.read(&mut bytes)).await {
+        Err(_) => Ok(()),
+        Ok(Ok(count)) if count > 0 && Hello::decode(&bytes).is_err() => Ok(()),
+        Ok(read) => Err(format!("after the greetings a read said {read:?} with {bytes:?}")),
+    }
+}
+
+fn said(act: &str, error: &Error) -> String {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    format!("{act} failed: {error}{cause}")
+}

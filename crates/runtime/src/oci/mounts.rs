@@ -144,38 +144,23 @@ impl Plan {
 
 impl Operation {
     fn run(&self) -> Result<(), (Part, Errno)> {
+        let whole = |errno| (Part::Whole, errno);
         match self {
+            Self::DieWith { parent } => die_with(*parent).map_err(whole),
+            Self::Join { procs } => rustix::io::write(procs, b"0").map(|_| ()).map_err(whole),
+            Self::Separate => separate().map_err(whole),
             Self::Mirror { source, target, writable, owners } => {
                 mirror((source, target), *writable, owners.as_deref())
             }
-            other => other.run_whole().map_err(|errno| (Part::Whole, errno)),
-        }
-    }
-
-    fn run_whole(&self) -> Result<(), Errno> {
-        match self {
-            Self::DieWith { parent } => {
-                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-                // The parent may have died before the line above; then nobody would send the signal.
-                if rustix::process::getppid() == Some(*parent) { Ok(()) } else { Err(Errno::SRCH) }
-            }
-            Self::Join { procs } => rustix::io::write(procs, b"0").map(|_| ()),
-            Self::Separate => {
-                // SAFETY: only the mount namespace is left; no memory or descriptor table is shared or unshared.
-                unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
-                rustix::mount::mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-            }
-            Self::Mirror { .. } => Ok(()),
             Self::Mount { kind, source, target, flags, options } => {
                 rustix::mount::mount(source.as_c_str(), target.as_c_str(), *kind, *flags, options.as_c_str())
+                    .map_err(whole)
             }
-            Self::Enter { path } => rustix::process::chdir(path.as_c_str()),
-            Self::Directory { path } => rustix::fs::mkdir(path.as_c_str(), Mode::from_raw_mode(0o700)),
-            Self::Own { path, owner, mode } => {
-                let (uid, gid) = (Uid::from_raw(*owner), Gid::from_raw(*owner));
-                rustix::fs::chown(path.as_c_str(), Some(uid), Some(gid))?;
-                rustix::fs::chmod(path.as_c_str(), Mode::from_raw_mode(*mode))
+            Self::Enter { path } => rustix::process::chdir(path.as_c_str()).map_err(whole),
+            Self::Directory { path } => {
+                rustix::fs::mkdir(path.as_c_str(), Mode::from_raw_mode(0o700)).map_err(whole)
             }
+            Self::Own { path, owner, mode } => own(path, *owner, *mode).map_err(whole),
         }
     }
 
@@ -200,6 +185,23 @@ pub(crate) fn c_string(path: &OsStr) -> Result<CString, Error> {
         act: format!("use the path {}", path.display()),
         source: io::Error::new(io::ErrorKind::InvalidInput, source),
     })
+}
+
+fn die_with(parent: Pid) -> Result<(), Errno> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    // The parent may have died before the line above; then nobody would send the signal.
+    if rustix::process::getppid() == Some(parent) { Ok(()) } else { Err(Errno::SRCH) }
+}
+
+fn separate() -> Result<(), Errno> {
+    // SAFETY: only the mount namespace is left; no memory or descriptor table is shared or unshared.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
+    rustix::mount::mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+}
+
+fn own(path: &CStr, owner: u32, mode: u32) -> Result<(), Errno> {
+    rustix::fs::chown(path, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)))?;
+    rustix::fs::chmod(path, Mode::from_raw_mode(mode))
 }
 
 fn mirror(

@@ -58,7 +58,7 @@ fn check(spec: &Spec) -> Result<(), Error> {
         });
     }
     let machine = rustix::system::sysinfo();
-    let total = u64::from(machine.totalram).saturating_mul(u64::from(machine.mem_unit));
+    let total = machine.totalram.saturating_mul(u64::from(machine.mem_unit));
     if spec.limits.memory_bytes > total {
         return Err(Error::Capacity {
             what: "memory",

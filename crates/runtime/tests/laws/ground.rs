@@ -1,0 +1,155 @@
+//! What the tests stand on: a data directory, a template of one skeleton layer, and a look for what was left.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+
+use api::limits::Limits;
+use runtime::laws::Fixture;
+use runtime::oci::{Dirs, Flavor, Oci};
+use runtime::{Profile, Runtime, Spec};
+
+/// Where a sandbox's mounts go; an imported template has all of these.
+const MOUNT_POINTS: [&str; 10] = [
+    "proc",
+    "dev",
+    "sys",
+    "tmp",
+    "workspace",
+    "home/sandbox",
+    "layers/target",
+    ".belljar/channel",
+    ".belljar/spool",
+    "etc",
+];
+
+/// What anything may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One test's directory and the letters by which its sandboxes are told from others.
+pub struct Ground {
+    home: tempfile::TempDir,
+    guest: PathBuf,
+    pub prefix: String,
+}
+
+impl Ground {
+    /// Prepares a test, or says why it is skipped.
+    pub fn find(name: &str) -> Option<Self> {
+        if std::env::var_os("BELLJAR_REAL").is_none() {
+            println!("skipped: needs root, OCI runtimes and the guest; set BELLJAR_REAL=1 to run it");
+            return None;
+        }
+        assert!(rustix::process::geteuid().is_root(), "BELLJAR_REAL is set, and this is not root");
+        let guest = std::env::var_os("BELLJAR_GUEST").map_or_else(default_guest, PathBuf::from);
+        assert!(guest.is_file(), "there is no guest at {}", guest.display());
+        let home = tempfile::tempdir().unwrap();
+        fs::set_permissions(home.path(), Permissions::from_mode(0o711)).unwrap();
+        let ground = Self { home, guest, prefix: format!("law{name}p{}n", std::process::id()) };
+        for point in MOUNT_POINTS {
+            fs::create_dir_all(ground.path("layer").join(point)).unwrap();
+        }
+        fs::write(ground.path("layer").join(".belljar/guest"), "").unwrap();
+        Some(ground)
+    }
+
+    /// A path of this test's own.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    pub fn dirs(&self) -> Dirs {
+        Dirs { data: self.path("data") }
+    }
+
+    pub fn spec(&self) -> Spec {
+        let limits = Limits { disk_bytes: 64 << 20, disk_inodes: 1024, ..Limits::default() };
+        Spec { layers: vec![self.path("layer")], limits, profile: Profile::Run, guest: self.guest.clone() }
+    }
+
+    pub fn oci(&self, flavor: Flavor) -> Oci {
+        Oci::new(flavor.find().unwrap(), self.dirs()).unwrap()
+    }
+
+    pub fn fixture(&self, flavor: Flavor) -> Fixture {
+        let dirs = self.dirs();
+        let instance = move || -> Box<dyn Runtime> {
+            Box::new(Oci::new(flavor.clone().find().unwrap(), dirs.clone()).unwrap())
+        };
+        Fixture {
+            spec: self.spec(),
+            prefix: self.prefix.clone(),
+            instance: Box::new(instance),
+            patience: PATIENCE,
+            used: AtomicU32::new(0),
+        }
+    }
+
+    /// Stops what a mutant left.
+    pub async fn stop_all(&self) {
+        let oci = self.oci(Flavor::runc());
+        for listed in oci.list().await.unwrap() {
+            oci.stop(&listed.id, Duration::ZERO).await.unwrap();
+        }
+    }
+
+    /// Asserts that nothing of this test's sandboxes is left anywhere on the machine.
+    pub fn assert_clean(&self) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            let left = self.residue();
+            if left.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "left behind: {left:#?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn residue(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        walk(&self.path("data"), 3, &mut |path| {
+            if path.to_string_lossy().contains(&self.prefix) {
+                left.push(format!("file {}", path.display()));
+            }
+        });
+        walk(Path::new("/sys/fs/cgroup"), 4, &mut |path| {
+            if path.to_string_lossy().contains(&self.prefix) {
+                left.push(format!("cgroup {}", path.display()));
+            }
+        });
+        let mark = self.home.path().to_string_lossy().into_owned();
+        walk(Path::new("/sys/devices/virtual/block"), 3, &mut |path| {
+            if path.ends_with("backing_file")
+                && fs::read_to_string(path).is_ok_and(|text| text.contains(&mark))
+            {
+                left.push(format!("loop device {}", path.display()));
+            }
+        });
+        if fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&mark) {
+            left.push("a mount in the host's table".into());
+        }
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let text = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+            if text("cgroup").contains(&self.prefix) || text("mountinfo").contains(&mark) {
+                left.push(format!("process {} {}", entry.path().display(), text("cmdline")));
+            }
+        }
+        left
+    }
+}
+
+fn default_guest() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guest-bin")
+}
+
+fn walk(path: &Path, depth: u32, see: &mut dyn FnMut(&Path)) {
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        see(&entry.path());
+        if depth > 0 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            walk(&entry.path(), depth - 1, see);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The laws on every backend of this machine, on stock runc, and on mutants that break one law each.
+//!
+//! These need root, the OCI runtimes and the guest's executable, so without `BELLJAR_REAL` they are skipped. With it,
+//! whatever is missing is a failure. `BELLJAR_GUEST` names the guest; if it does not, `target/guest-bin` is taken.
+
+// All of this is a test, also what is not marked as one.
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
+
+mod crash;
+mod ground;
+mod mutants;
+mod plain;
+
+use runtime::laws::{self, Verdict};
+use runtime::oci::{Flavor, Oci};
+
+use ground::Ground;
+use mutants::Group;
+
+#[tokio::test]
+async fn runc_keeps_all_laws() {
+    let Some(ground) = Ground::find("runc") else { return };
+    let broken = broken(laws::all(&ground.fixture(Flavor::runc())).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn runsc_keeps_all_laws() {
+    let Some(ground) = Ground::find("runsc") else { return };
+    let broken = broken(laws::all(&ground.fixture(Flavor::runsc())).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn stock_runc_keeps_the_laws_of_lifecycle_and_channel() {
+    let Some(ground) = Ground::find("plain") else { return };
+    let fixture = plain::fixture(&ground);
+    let mut verdicts = laws::lifecycle(&fixture).await;
+    verdicts.extend(laws::channel(&fixture).await);
+    let broken = broken(verdicts);
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[tokio::test]
+async fn every_mutant_breaks_the_law_it_was_made_to_break() {
+    let Some(ground) = Ground::find("mutant") else { return };
+    for (mutation, law) in mutants::ALL {
+        let fixture = mutants::fixture(&ground, mutation);
+        let verdicts = match mutation.group() {
+            Group::Lifecycle => laws::lifecycle(&fixture).await,
+            Group::Channel => laws::channel(&fixture).await,
+            Group::Walls => laws::walls(&fixture).await,
+        };
+        let broken = broken(verdicts);
+        assert!(broken.iter().any(|(name, _)| *name == law), "{mutation:?} got through {law}: {broken:#?}");
+        ground.stop_all().await;
+    }
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn several_layers_are_laid_over_each_other() {
+    let Some(ground) = Ground::find("layers") else { return };
+    let upper = ground.path("upper");
+    std::fs::create_dir(&upper).unwrap();
+    let mut fixture = ground.fixture(Flavor::runc());
+    fixture.spec.layers.push(upper);
+    let broken = broken(laws::lifecycle(&fixture).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn a_start_killed_at_any_step_is_cleaned_by_the_next_process() {
+    let Some(ground) = Ground::find("crash") else { return };
+    for flavor in [Flavor::runc(), Flavor::runsc()] {
+        for step in Oci::steps() {
+            crash::kill_at(&ground, &flavor, step).await;
+        }
+    }
+    ground.assert_clean();
+}
+
+fn broken(verdicts: Vec<Verdict>) -> Vec<(&'static str, String)> {
+    assert!(verdicts.len() > 2, "the suite is empty");
+    verdicts.into_iter().filter_map(|(name, verdict)| verdict.err().map(|seen| (name, seen))).collect()
+}
