@@ -5,6 +5,7 @@
 //! | [`id`] | the names of sandboxes and execs, checked once, when they are made |
 //! | [`exec`] | what an exec is asked to do, how it is doing, and how it ended |
 //! | [`frame`] | the frames in which an exec's output travels |
+//! | [`layer`] | what is said about unpacking one layer of an image |
 //! | [`hello`] | the fixed greeting that opens every connection between guest and node |
 //! | [`limits`] | what a sandbox may use: defaults and hard maxima |
 //! | [`posture`] | what can be seen of a process's privileges |
@@ -19,6 +20,7 @@ pub mod exec;
 pub mod frame;
 pub mod hello;
 pub mod id;
+pub mod layer;
 pub mod limits;
 pub mod posture;
 

@@ -13,16 +13,19 @@
 //! | [`output`] | the frames a reader of an exec gets |
 //! | [`sweep`] | finding and ending all processes of an exec by its group |
 //! | [`memory`] | telling that memory was used up, and tidying after it |
+//! | [`layer`] | unpacking one layer of an image, in a sandbox made for nothing else |
 //! | [`watched`] | descriptors that tokio waits on |
 //! | [`posture`] | what a user process can see of its own privileges |
 //!
-//! Invariants: one thread; an exec ends when its process ends; the guest trusts the node and nothing else; user
-//! code never runs in this process, and no descriptor of this process reaches user code except the three it is given.
+//! Invariants: one thread, and one more while a layer is unpacked; an exec ends when its process ends; the guest
+//! trusts the node and nothing else; user code never runs in this process, and no descriptor of this process reaches
+//! user code except the three it is given.
 
 mod dial;
 mod exec;
 mod init;
 mod launch;
+mod layer;
 mod memory;
 mod output;
 mod posture;

@@ -9,12 +9,14 @@
 //! | `PUT /execs/{id}/stdin?offset=N[&last=1]` | the body goes to standard input |
 //! | `POST /execs/{id}/signal` with a `SignalRequest` | all processes of the exec get it |
 //! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
+//! | `PUT /layer?compression=C&top=0|1&done=N` | the body, an archive, is unpacked: `LayerReport` |
 
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::Duration;
 
 use api::exec::{ExecSpec, SignalRequest, Stream};
+use api::layer::Compression;
 use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
 use bytes::Bytes;
 use http_body_util::channel::Channel;
@@ -26,6 +28,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::Signal;
 use tokio::net::UnixStream;
 
+use crate::layer::{self, Order};
 use crate::output::{self, Position};
 use crate::sweep::{self, Whom};
 use crate::table::Table;
@@ -37,6 +40,8 @@ const PING_WITHIN: Duration = Duration::from_secs(10);
 const STREAMS_MAX: u32 = 4096;
 /// What a slow reader may leave unread inside the guest.
 const SEND_BUFFER_BYTES: usize = 512 * 1024;
+/// Larger frames than HTTP/2's default carry a layer with fewer wake-ups.
+const FRAME_BYTES: u32 = 256 * 1024;
 /// Frames waiting for a slow reader.
 const FRAMES_WAITING: usize = 2;
 
@@ -64,6 +69,7 @@ pub async fn serve(stream: UnixStream, table: Rc<Table>) {
         .keep_alive_timeout(PING_WITHIN)
         .max_concurrent_streams(STREAMS_MAX)
         .max_send_buf_size(SEND_BUFFER_BYTES)
+        .max_frame_size(FRAME_BYTES)
         .serve_connection(TokioIo::new(stream), service)
         .await;
 }
@@ -115,6 +121,7 @@ async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
         }
         (&Method::PUT, ["execs", id, "stdin"]) => stdin(exec_id(id)?, query, body, &table).await,
         (&Method::POST, ["execs", id, "signal"]) => signal(exec_id(id)?, body, &table).await,
+        (&Method::PUT, ["layer"]) => json(StatusCode::OK, &layer::put(order(query)?, body).await?),
         _ => Err(Error::not_found(format!("there is no route {} {}", parts.method, parts.uri.path()))),
     }
 }
@@ -180,9 +187,26 @@ fn position(query: &str) -> Result<Position, Error> {
     })
 }
 
+fn order(query: &str) -> Result<Order, Error> {
+    let compression = value(query, "compression").and_then(Compression::from_name);
+    let done = number(query, "done")?.and_then(|done| usize::try_from(done).ok());
+    match (compression, number(query, "top")?, done) {
+        (Some(compression), Some(top @ (0 | 1)), Some(done)) => {
+            Ok(Order { compression, top: top == 1, done })
+        }
+        _ => Err(Error::invalid(
+            "compression, top or done is missing or unknown",
+            "Say compression=none, gzip or zstd, top=0 or 1, and done=N.",
+        )),
+    }
+}
+
+fn value<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
+}
+
 fn number(query: &str, name: &str) -> Result<Option<u64>, Error> {
-    let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
-    value
+    value(query, name)
         .map(|text| text.parse())
         .transpose()
         .map_err(|_| Error::invalid(format!("{name} is not a number"), "Give a decimal number."))

@@ -1,0 +1,140 @@
+//! Unpacks one layer of an image into `/layers/target`, in a sandbox made for nothing else.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`source`] | the archive's bytes: as they arrive, without their compression, metered and hashed |
+//! | [`name`] | the name of an entry, checked, and which names belong to the sandbox itself |
+//! | [`entry`] | one entry, put together from its headers, refused where readers of archives disagree |
+//! | [`merged`] | what a path means when this layer lies on those below it |
+//! | [`tree`] | making and replacing things in this layer |
+//! | [`apply`] | the rules: what becomes of each entry |
+//! | [`top`] | what the last layer of an image gets besides: mount points, the user, names |
+//! | [`refusal`] | how all of them say no |
+//!
+//! ```text
+//! body ──pieces──▶ thread: decompress ─▶ meter, hash ─▶ entries ─▶ rules ─▶ files      ──▶ report or refusal
+//! ```
+//!
+//! The archive is a stranger's. `tar` splits it into headers and contents; every path is walked here, one component
+//! at a time, from a descriptor of the layer's root, and no symlink is ever followed by the kernel. That walk needs no
+//! system call that a tier lacks, and nobody else writes to the layer meanwhile.
+
+mod apply;
+mod entry;
+mod merged;
+mod name;
+mod refusal;
+mod source;
+#[cfg(test)]
+mod tests;
+mod top;
+mod tree;
+
+use std::io::Read;
+use std::os::fd::OwnedFd;
+
+use api::layer::{Compression, LAYERS_MAX, LayerReport};
+use api::{Error, ErrorCode};
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use rustix::fs::{CWD, Mode, OFlags};
+use tokio::sync::{mpsc, oneshot};
+
+use apply::Unpacker;
+use merged::Merged;
+use refusal::{broken, platform};
+use source::{Arriving, Fault, Piece, Source};
+use tree::Tree;
+
+/// Pieces of a body that wait for the thread, each at most one frame of the connection.
+const PIECES_WAITING: usize = 4;
+/// The layer that is being made.
+const TARGET: &str = "/layers/target";
+
+/// What is asked for beside the archive itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Order {
+    /// How the archive is packed.
+    pub compression: Compression,
+    /// Whether this is the last layer of its image.
+    pub top: bool,
+    /// Layers below this one: `/layers/0` (the lowest), `/layers/1`, ….
+    pub done: usize,
+}
+
+/// Unpacks the body of a request.
+pub async fn put(order: Order, mut body: Incoming) -> Result<LayerReport, Error> {
+    let layers = open(order.done)?;
+    let (pieces, receiver) = mpsc::channel(PIECES_WAITING);
+    let (sender, report) = oneshot::channel();
+    // A thread of its own: what else is asked of this process goes on while it unpacks.
+    let unpacking = std::thread::Builder::new().name("unpack".into()).spawn(move || {
+        let fault = Fault::default();
+        let arriving = Arriving::new(receiver, fault.clone());
+        let _ = sender.send(unpack(arriving, fault, order, layers));
+    });
+    unpacking.map_err(|error| platform("start a thread", &error))?;
+    loop {
+        let piece = match body.frame().await {
+            Some(Ok(frame)) => frame.into_data().map_or_else(|_| Piece::Bytes(Bytes::new()), Piece::Bytes),
+            Some(Err(_)) => break,
+            None => Piece::End,
+        };
+        let last = matches!(piece, Piece::End);
+        // The thread stops listening when it has refused the layer; then its report says why.
+        if pieces.send(piece).await.is_err() || last {
+            break;
+        }
+    }
+    drop(pieces);
+    report.await.unwrap_or_else(|_| Err(broken("the thread that unpacked the layer is gone")))
+}
+
+/// Unpacks an archive on top of the last of `layers`, which is the directory to fill; the others lie below it.
+pub fn unpack(
+    reader: impl Read,
+    fault: Fault,
+    order: Order,
+    layers: Vec<OwnedFd>,
+) -> Result<LayerReport, Error> {
+    let source = Source::new(reader, order.compression, fault.clone());
+    let mut archive = tar::Archive::new(source);
+    let mut unpacker = Unpacker::new(Tree::new(Merged::new(layers)?));
+    let unpacked = unpacker.all(&mut archive);
+    let finished = unpacked.and_then(|()| archive.into_inner().finish());
+    // Decoders and the archive's reader hide why their source failed: the source's own word comes first.
+    let (digest, bytes) = finished.map_err(|error| fault.take().unwrap_or(error))?;
+    let (tree, entries, skipped) = unpacker.done()?;
+    if order.top {
+        top::finish(&tree)?;
+    }
+    Ok(LayerReport { digest, bytes, entries, skipped })
+}
+
+/// The layers below, the lowest first, and the one to fill, which must be empty.
+fn open(done: usize) -> Result<Vec<OwnedFd>, Error> {
+    if done >= LAYERS_MAX {
+        return Err(api::limits::exceeded("done", done as u64, LAYERS_MAX as u64 - 1));
+    }
+    let names = (0..done).map(|number| format!("/layers/{number}")).chain([TARGET.to_owned()]);
+    let layers: Vec<OwnedFd> = names
+        .map(|name| {
+            let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::openat(CWD, &name, flags, Mode::empty()).map_err(|_| {
+                Error::not_found(format!("there is no {name}: this sandbox does not unpack layers"))
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    let fresh = layers.last().is_some_and(|target| tree::is_empty(target).unwrap_or(false));
+    if fresh {
+        return Ok(layers);
+    }
+    Err(Error {
+        code: ErrorCode::Conflict,
+        ..Error::invalid(
+            "this sandbox has a layer already, or part of one",
+            "Unpack each layer in a sandbox of its own.",
+        )
+    })
+}

@@ -1,0 +1,215 @@
+//! The rules: what becomes of each entry of a layer.
+//!
+//! | entry | becomes |
+//! |---|---|
+//! | directory, file, symlink | the same, with its owner, its permissions and its time |
+//! | hard link | a link inside this layer, or a copy of what a lower layer has |
+//! | `.wh.NAME`, `.wh..wh..opq` | what an overlay reads: a whiteout, an opaque directory |
+//! | device, FIFO | nothing, and is counted |
+//! | set-user-id, set-group-id, extended attributes | nothing, and are counted |
+//! | anything at a path of the sandbox's own | nothing, and is counted |
+//! | the same name again | the last one, made anew; a directory keeps what is in it |
+
+use std::io::Read;
+use std::os::fd::OwnedFd;
+
+use api::Error;
+use api::layer::Skipped;
+
+use super::entry::{Ahead, Entry, Kind, Meta};
+use super::merged::Canonical;
+use super::name::{self, Meaning, Name, Part};
+use super::refusal::{broken, failed, over, refused};
+use super::source::Source;
+use super::tree::{self, Place, Tree};
+
+/// Entries of one layer: ten times what a large development image has in all its layers.
+const ENTRIES_MAX: u64 = 1_000_000;
+
+/// What may stay of a mode: of a directory also the bit that makes `/tmp` safe to share.
+const FILE_MODE: u32 = 0o777;
+const DIRECTORY_MODE: u32 = 0o1777;
+
+/// Unpacks entries, one after the other.
+pub struct Unpacker {
+    tree: Tree,
+    entries: u64,
+    skipped: Skipped,
+    /// Directories above the current entry that get their time when the archive leaves them.
+    unfinished: Vec<(Vec<Part>, OwnedFd, u32)>,
+    /// Where the last file was made: archives list a directory's files together.
+    last: Option<Place>,
+}
+
+impl Unpacker {
+    /// Unpacks into this tree.
+    pub fn new(tree: Tree) -> Self {
+        Self { tree, entries: 0, skipped: Skipped::default(), unfinished: Vec::new(), last: None }
+    }
+
+    /// Unpacks all entries.
+    pub fn all<R: Read>(&mut self, archive: &mut tar::Archive<Source<R>>) -> Result<(), Error> {
+        let mut ahead = Ahead::default();
+        for raw in archive.entries().map_err(broken)?.raw(true) {
+            let mut raw = raw.map_err(broken)?;
+            if let Some(entry) = ahead.take(&mut raw)? {
+                self.one(&entry, &mut raw)?;
+            }
+        }
+        ahead.end()
+    }
+
+    /// Ends: the tree, how many entries there were, and what was left out.
+    pub fn done(mut self) -> Result<(Tree, u64, Skipped), Error> {
+        self.leave(None)?;
+        Ok((self.tree, self.entries, self.skipped))
+    }
+
+    fn one(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), Error> {
+        self.entries += 1;
+        if self.entries > ENTRIES_MAX {
+            let message = format!("entry {:?} is one more than a layer may have", show(&entry.name));
+            return Err(over(message, ENTRIES_MAX));
+        }
+        self.skipped.attributes += entry.attributes;
+        match entry.kind {
+            Kind::Device => self.skipped.devices += 1,
+            Kind::Fifo => self.skipped.fifos += 1,
+            Kind::Directory | Kind::File | Kind::Symlink(_) | Kind::Link(_) => {
+                let Some((parents, last)) = entry.name.split() else { return self.root(entry) };
+                match name::meaning(last)? {
+                    Meaning::Thing => return self.thing(entry, parents, last, content),
+                    Meaning::Hides(hidden) => return self.hide(parents, &hidden),
+                    Meaning::HidesAll => return self.hide_all(parents),
+                    Meaning::Note => self.skipped.whiteouts += 1,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn root(&mut self, entry: &Entry) -> Result<(), Error> {
+        if entry.kind != Kind::Directory {
+            return Err(refused(b"/", "is the root and no directory"));
+        }
+        let meta = self.stripped(entry.meta, DIRECTORY_MODE);
+        self.tree.root(meta)
+    }
+
+    fn thing(
+        &mut self,
+        entry: &Entry,
+        parents: &[Part],
+        last: &Part,
+        content: &mut dyn Read,
+    ) -> Result<(), Error> {
+        let Some(place) = self.place(parents, last)? else {
+            self.skipped.reserved += 1;
+            return Ok(());
+        };
+        let is_directory = entry.kind == Kind::Directory;
+        if name::is_closed(&place.path) || (name::is_reserved(&place.path) && !is_directory) {
+            self.skipped.reserved += 1;
+            return Ok(());
+        }
+        self.leave(Some(&place.path))?;
+        match &entry.kind {
+            Kind::Directory => {
+                let meta = self.stripped(entry.meta, DIRECTORY_MODE);
+                let made = self.tree.directory(&place, meta)?;
+                self.last = None;
+                self.unfinished.push((place.path, made, meta.mtime));
+                return Ok(());
+            }
+            Kind::File => {
+                let meta = self.stripped(entry.meta, FILE_MODE);
+                self.tree.file(&place, meta, entry.size, content)?;
+            }
+            Kind::Symlink(text) => self.tree.symlink(&place, entry.meta, text)?,
+            Kind::Link(source) => self.link(&place, source)?,
+            Kind::Device | Kind::Fifo => {}
+        }
+        // Where no symlink is on the way, a new file changes the way to nothing.
+        let keeps =
+            entry.kind == Kind::File && place.path.split_last().is_some_and(|(_, path)| path == parents);
+        self.last = keeps.then_some(place);
+        Ok(())
+    }
+
+    fn link(&self, place: &Place, source: &Name) -> Result<(), Error> {
+        let lost = || refused(&place.path.join(&b'/'), "is a hard link to something that is not there");
+        let (parents, last) = source.split().ok_or_else(lost)?;
+        match self.tree.merged().canonical(parents)? {
+            Canonical::Closed => Err(lost()),
+            Canonical::Path(mut path) => {
+                path.push(last.clone());
+                self.tree.link(place, &path)
+            }
+        }
+    }
+
+    fn hide(&mut self, parents: &[Part], hidden: &Part) -> Result<(), Error> {
+        self.last = None;
+        let lowest = self.tree.merged().is_lowest();
+        let place = if lowest { None } else { self.place(parents, hidden)? };
+        let place = place.filter(|place| !name::is_closed(&place.path) && !name::is_reserved(&place.path));
+        let hides = match place {
+            Some(place) => self.tree.hide(&place)?,
+            None => false,
+        };
+        self.skipped.whiteouts += u64::from(!hides);
+        Ok(())
+    }
+
+    fn hide_all(&mut self, parents: &[Part]) -> Result<(), Error> {
+        self.last = None;
+        if let Canonical::Path(path) = self.tree.merged().canonical(parents)?
+            && !self.tree.merged().is_lowest()
+            && !name::is_closed(&path)
+            && self.tree.merged().look_below(&path)?.is_some()
+        {
+            let directory = self.tree.directory_at(&path)?;
+            return self.tree.hide_all(&directory, &path);
+        }
+        self.skipped.whiteouts += 1;
+        Ok(())
+    }
+
+    /// Where a name leads; nowhere if it is the sandbox's own.
+    fn place(&mut self, parents: &[Part], last: &Part) -> Result<Option<Place>, Error> {
+        if let Some(mut place) = self.last.take()
+            && place.path.split_last().is_some_and(|(_, path)| path == parents)
+        {
+            place.path.pop();
+            place.path.push(last.clone());
+            return Ok(Some(place));
+        }
+        let Canonical::Path(mut path) = self.tree.merged().canonical(parents)? else { return Ok(None) };
+        // A name inside a closed directory must not have its parents made there.
+        path.push(last.clone());
+        if name::is_closed(&path) {
+            return Ok(None);
+        }
+        let directory = self.tree.directory_at(path.get(..path.len() - 1).unwrap_or_default())?;
+        Ok(Some(Place { directory, path }))
+    }
+
+    /// Gives their times to the directories that the archive has left.
+    fn leave(&mut self, path: Option<&[Part]>) -> Result<(), Error> {
+        let is_above =
+            |above: &[Part]| path.is_some_and(|path| path.len() > above.len() && path.starts_with(above));
+        while let Some((left, directory, mtime)) = self.unfinished.pop_if(|(above, ..)| !is_above(above)) {
+            tree::touch(&directory, mtime).map_err(|errno| failed("own", &left.join(&b'/'), errno))?;
+        }
+        Ok(())
+    }
+
+    fn stripped(&mut self, meta: Meta, keep: u32) -> Meta {
+        self.skipped.mode_bits += u64::from(meta.mode & !keep != 0);
+        Meta { mode: meta.mode & keep, ..meta }
+    }
+}
+
+fn show(name: &Name) -> String {
+    String::from_utf8_lossy(&name.bytes()).chars().take(256).collect()
+}

@@ -1,0 +1,323 @@
+//! One entry of an archive, put together from its headers.
+//!
+//! `tar` is asked for the bare headers: the ones that only describe the next entry (long names, PAX records) are read
+//! here, with a bound, because a reader that trusts their sizes can be made to take any amount of memory. Wherever
+//! readers of archives are known to disagree, the archive is refused: then nobody can be shown another content than
+//! what is unpacked.
+
+use std::io::Read;
+
+use api::Error;
+use tar::Header;
+
+use super::name::{Name, PATH_BYTES_MAX};
+use super::refusal::{broken, over, refused};
+
+/// Bytes of one header that describes the next entry. Extended attributes are the largest things in there, and file
+/// systems allow 64 KiB of them.
+const DESCRIPTION_BYTES_MAX: u64 = 1 << 20;
+/// The highest user and group id: those of a sandbox's own range.
+const ID_MAX: u64 = api::limits::UID_RANGE as u64 - 1;
+/// Modification times are between 1970 and 2106, which every file system of a host can hold.
+const MTIME_MAX: u64 = u32::MAX as u64;
+
+/// Types of entries, as the format spells them.
+const REGULAR: u8 = b'0';
+const LINK: u8 = b'1';
+const SYMLINK: u8 = b'2';
+const CHARACTER_DEVICE: u8 = b'3';
+const BLOCK_DEVICE: u8 = b'4';
+const DIRECTORY: u8 = b'5';
+const FIFO: u8 = b'6';
+const CONTIGUOUS: u8 = b'7';
+const PAX: u8 = b'x';
+const PAX_GLOBAL: u8 = b'g';
+const GNU_LONG_NAME: u8 = b'L';
+const GNU_LONG_LINK: u8 = b'K';
+const GNU_SPARSE: u8 = b'S';
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A directory.
+    Directory,
+    /// A regular file; its content follows in the archive.
+    File,
+    /// A symbolic link to this text.
+    Symlink(Vec<u8>),
+    /// One more name of another entry.
+    Link(Name),
+    /// A device node.
+    Device,
+    /// A FIFO.
+    Fifo,
+}
+
+/// Who owns a thing, what may be done with it, and since when it is as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meta {
+    /// Permission bits.
+    pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// Seconds since 1970.
+    pub mtime: u32,
+}
+
+/// One entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub name: Name,
+    /// What it is.
+    pub kind: Kind,
+    /// Its owner, mode and time, as the archive has them.
+    pub meta: Meta,
+    /// The size of its content.
+    pub size: u64,
+    /// Extended attributes that came with it.
+    pub attributes: u64,
+}
+
+/// What the headers read so far say of the entry that comes next.
+#[derive(Debug, Default)]
+pub struct Ahead {
+    name: Option<Vec<u8>>,
+    target: Option<Vec<u8>>,
+    records: Option<Records>,
+}
+
+/// The PAX records that are heeded.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Records {
+    path: Option<Vec<u8>>,
+    linkpath: Option<Vec<u8>>,
+    size: Option<u64>,
+    uid: Option<u64>,
+    gid: Option<u64>,
+    attributes: u64,
+}
+
+impl Ahead {
+    /// Takes one bare header. Gives the entry when it was that, nothing when it describes the next.
+    pub fn take<R: Read>(&mut self, raw: &mut tar::Entry<'_, R>) -> Result<Option<Entry>, Error> {
+        let header = raw.header().clone();
+        let label = header.path_bytes().into_owned();
+        check_header(&header, &label)?;
+        let size = header.entry_size().map_err(|error| refused(&label, error))?;
+        match header.entry_type().as_byte() {
+            GNU_LONG_NAME => once(&mut self.name, text(raw, size, &label)?, &label)?,
+            GNU_LONG_LINK => once(&mut self.target, text(raw, size, &label)?, &label)?,
+            PAX => once(&mut self.records, Records::parse(&description(raw, size, &label)?)?, &label)?,
+            PAX_GLOBAL => {
+                // Comments of the tool that made the archive are fine, orders for all entries that follow are not.
+                let records = Records::parse(&description(raw, size, &label)?)?;
+                if records != Records::default() {
+                    return Err(refused(&label, "describes all entries after it, which is not supported"));
+                }
+            }
+            _ => return self.finish(&header, size).map(Some),
+        }
+        Ok(None)
+    }
+
+    /// Refuses an archive that ends with descriptions of nothing.
+    pub fn end(&self) -> Result<(), Error> {
+        match self {
+            Self { name: None, target: None, records: None } => Ok(()),
+            _ => Err(broken("its archive ends before the entry that was described last")),
+        }
+    }
+
+    /// Puts together an entry from its own header and what came before.
+    fn finish(&mut self, header: &Header, size: u64) -> Result<Entry, Error> {
+        let Self { name, target, records } = std::mem::take(self);
+        let records = records.unwrap_or_default();
+        let spelled = either(name, records.path, &header.path_bytes())?
+            .unwrap_or_else(|| header.path_bytes().into_owned());
+        let target = either(target, records.linkpath, &spelled)?
+            .or_else(|| header.link_name_bytes().map(std::borrow::Cow::into_owned));
+        if records.size.is_some_and(|said| said != size) {
+            return Err(refused(&spelled, "has two sizes"));
+        }
+        let name = Name::parse(&spelled)?;
+        let kind = kind(header, &spelled, target)?;
+        if size != 0 && kind != Kind::File {
+            return Err(refused(&spelled, "has a content, which its type does not allow"));
+        }
+        let id = |record: Option<u64>, field: std::io::Result<u64>| match record.map_or(field, Ok) {
+            Ok(id) if id <= ID_MAX => Ok(u32::try_from(id).unwrap_or_default()),
+            Ok(id) => Err(over(
+                format!("entry {name:?} belongs to user or group {id}", name = show(&spelled)),
+                ID_MAX,
+            )),
+            Err(error) => Err(refused(&spelled, error)),
+        };
+        let meta = Meta {
+            mode: header.mode().map_err(|error| refused(&spelled, error))? & 0o7777,
+            uid: id(records.uid, header.uid())?,
+            gid: id(records.gid, header.gid())?,
+            // A time that cannot be read is no reason to refuse an image.
+            mtime: u32::try_from(header.mtime().unwrap_or(0).min(MTIME_MAX)).unwrap_or(0),
+        };
+        Ok(Entry { name, kind, meta, size, attributes: records.attributes })
+    }
+}
+
+impl Records {
+    /// Reads records of the form `LENGTH KEY=VALUE\n`. By their lengths: a value may hold any byte.
+    fn parse(mut bytes: &[u8]) -> Result<Self, Error> {
+        let malformed = || broken("a PAX record is malformed");
+        let mut records = Self::default();
+        while !bytes.is_empty() {
+            let space = bytes.iter().position(|byte| *byte == b' ').ok_or_else(malformed)?;
+            let length = bytes.get(..space).and_then(decimal).ok_or_else(malformed)?;
+            let length = usize::try_from(length).map_err(|_| malformed())?;
+            let record = bytes.get(space + 1..length).ok_or_else(malformed)?;
+            let record = record.strip_suffix(b"\n").ok_or_else(malformed)?;
+            let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(malformed)?;
+            let (key, value) = (record.get(..equals), record.get(equals + 1..));
+            records.heed(key.unwrap_or_default(), value.unwrap_or_default())?;
+            bytes = bytes.get(length..).unwrap_or_default();
+        }
+        Ok(records)
+    }
+
+    fn heed(&mut self, key: &[u8], value: &[u8]) -> Result<(), Error> {
+        let number = || decimal(value).ok_or_else(|| broken("a PAX record is not the number it should be"));
+        match key {
+            b"path" => once(&mut self.path, value.to_vec(), value),
+            b"linkpath" => once(&mut self.linkpath, value.to_vec(), value),
+            b"size" => once(&mut self.size, number()?, key),
+            b"uid" => once(&mut self.uid, number()?, key),
+            b"gid" => once(&mut self.gid, number()?, key),
+            _ if key.starts_with(b"GNU.sparse.") => Err(broken("sparse files are not supported")),
+            _ => {
+                let is_attribute = [&b"SCHILY.xattr."[..], b"LIBARCHIVE.xattr.", b"SCHILY.acl."];
+                self.attributes += u64::from(is_attribute.iter().any(|start| key.starts_with(start)));
+                Ok(())
+            }
+        }
+    }
+}
+
+fn kind(header: &Header, spelled: &[u8], target: Option<Vec<u8>>) -> Result<Kind, Error> {
+    let target =
+        || target.filter(|target| !target.is_empty()).ok_or_else(|| refused(spelled, "links to nothing"));
+    match header.entry_type().as_byte() {
+        DIRECTORY => Ok(Kind::Directory),
+        // Archives from before directories had a type of their own say it with a slash.
+        REGULAR | CONTIGUOUS if spelled.ends_with(b"/") => Ok(Kind::Directory),
+        REGULAR | CONTIGUOUS => Ok(Kind::File),
+        SYMLINK => {
+            let target = target()?;
+            if target.len() >= PATH_BYTES_MAX || target.contains(&0) {
+                return Err(refused(spelled, "links to what cannot be a path"));
+            }
+            Ok(Kind::Symlink(target))
+        }
+        LINK => Ok(Kind::Link(Name::parse(&target()?)?)),
+        CHARACTER_DEVICE | BLOCK_DEVICE => Ok(Kind::Device),
+        FIFO => Ok(Kind::Fifo),
+        GNU_SPARSE => Err(refused(spelled, "is sparse, which is not supported")),
+        _ => Err(refused(spelled, "is of a type that is not known")),
+    }
+}
+
+/// Refuses headers that some readers take for another format, or whose size does not fit.
+fn check_header(header: &Header, label: &[u8]) -> Result<(), Error> {
+    let fields = header.as_old();
+    let bytes = header.as_bytes();
+    let magic = bytes.get(257..262) == Some(&b"ustar"[..]);
+    if magic && header.as_ustar().is_none() && header.as_gnu().is_none() {
+        return Err(refused(label, "is of a version of the archive format that is not known"));
+    }
+    // The base-256 form has twelve bytes and `tar` reads the last eight.
+    let [first, second, third, fourth, ..] = fields.size;
+    if first & 0x80 != 0 && (first != 0x80 || [second, third, fourth] != [0; 3]) {
+        return Err(refused(label, "has a size that is no size"));
+    }
+    Ok(())
+}
+
+/// What a describing header holds, if it is not too much.
+fn description<R: Read>(raw: &mut tar::Entry<'_, R>, size: u64, label: &[u8]) -> Result<Vec<u8>, Error> {
+    if size > DESCRIPTION_BYTES_MAX {
+        return Err(over(
+            format!("a header before entry {:?} has {size} bytes", show(label)),
+            DESCRIPTION_BYTES_MAX,
+        ));
+    }
+    let mut bytes = Vec::new();
+    raw.take(size).read_to_end(&mut bytes).map_err(broken)?;
+    if bytes.len() as u64 != size {
+        return Err(broken("its archive ends in the middle of a header"));
+    }
+    Ok(bytes)
+}
+
+/// A long name, without the NUL that ends it.
+fn text<R: Read>(raw: &mut tar::Entry<'_, R>, size: u64, label: &[u8]) -> Result<Vec<u8>, Error> {
+    let mut bytes = description(raw, size, label)?;
+    if bytes.last() == Some(&0) {
+        bytes.pop();
+    }
+    Ok(bytes)
+}
+
+/// Nothing is said twice: readers disagree on who wins.
+fn once<T>(slot: &mut Option<T>, value: T, label: &[u8]) -> Result<(), Error> {
+    match slot.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(refused(label, "is described twice")),
+    }
+}
+
+fn either(gnu: Option<Vec<u8>>, pax: Option<Vec<u8>>, label: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+    match (gnu, pax) {
+        (Some(_), Some(_)) => Err(refused(label, "is described twice")),
+        (one, other) => Ok(one.or(other)),
+    }
+}
+
+fn decimal(bytes: &[u8]) -> Option<u64> {
+    let all = !bytes.is_empty() && bytes.iter().all(u8::is_ascii_digit);
+    all.then(|| std::str::from_utf8(bytes).ok()?.parse().ok()).flatten()
+}
+
+fn show(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes.get(..64).unwrap_or(bytes)).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_by_their_lengths() {
+        let records = Records::parse(b"10 size=7\n29 SCHILY.xattr.user.a=\nb\n=c\n12 path=a/b\n").unwrap();
+        assert_eq!(records.size, Some(7));
+        assert_eq!(records.path.as_deref(), Some(&b"a/b"[..]));
+        assert_eq!(records.attributes, 1);
+    }
+
+    #[test]
+    fn records_that_are_malformed_or_said_twice_are_refused() {
+        let bad: [&[u8]; 9] = [
+            b"\n12 path=a/b\n",
+            b"12 path=a/b",
+            b"99 path=a/b\n",
+            b"11 path=a/b\n",
+            b"+12 path=a/b\n",
+            b"8 size=\n",
+            b"10 size=7\n10 size=7\n",
+            b"5 abc\n",
+            b"22 GNU.sparse.major=1\n",
+        ];
+        for bytes in bad {
+            assert!(Records::parse(bytes).is_err(), "{:?}", String::from_utf8_lossy(bytes));
+        }
+    }
+}

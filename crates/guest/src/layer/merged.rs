@@ -1,0 +1,230 @@
+//! What a path means when the layer that is being made lies on those below it.
+//!
+//! An image's layers were made on top of each other, so an entry below `bin` goes where the lower layer's symlink
+//! `bin -> usr/bin` leads. Overlay file systems show the same: the highest layer that has a path decides, a whiteout
+//! hides it, and an opaque directory hides what lower layers have in it.
+
+use std::os::fd::OwnedFd;
+
+use api::Error;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::entry::Meta;
+use super::name::{self, Part};
+use super::refusal::{broken, failed, refused};
+
+/// The mark of an opaque directory, as overlay mounts with `userxattr` read it.
+pub const OPAQUE: &str = "user.overlay.opaque";
+/// Symlinks on the way of one path, as many as Linux follows.
+const LINKS_MAX: usize = 40;
+
+/// The layers, the lowest first; the last is the one that is being made.
+pub struct Merged {
+    layers: Vec<OwnedFd>,
+}
+
+/// What is at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Thing {
+    /// A directory.
+    Directory(Meta),
+    /// A regular file.
+    File(Meta),
+    /// A symbolic link to this text.
+    Symlink(Meta, Vec<u8>),
+    /// Anything else.
+    Other,
+}
+
+/// Where a path leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Canonical {
+    /// To this path, on whose way no symlink is.
+    Path(Vec<Part>),
+    /// Into what belongs to the sandbox itself.
+    Closed,
+}
+
+/// What one layer says of a path.
+enum Said {
+    Here(Thing),
+    /// It has nothing there; those below may.
+    Ask,
+    /// Nothing is there, whatever those below have.
+    Hidden,
+}
+
+impl Merged {
+    /// Puts layers on each other.
+    pub fn new(layers: Vec<OwnedFd>) -> Result<Self, Error> {
+        if layers.is_empty() {
+            return Err(broken("there is no directory to unpack it in"));
+        }
+        Ok(Self { layers })
+    }
+
+    /// The root of the layer that is being made.
+    pub fn target(&self) -> Result<&OwnedFd, Error> {
+        self.layers.last().ok_or_else(|| broken("there is no directory to unpack it in"))
+    }
+
+    /// The roots of the layers below, the highest first.
+    pub fn lower(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.layers.iter().rev().skip(1)
+    }
+
+    /// Whether nothing lies below the layer that is being made.
+    pub fn is_lowest(&self) -> bool {
+        self.layers.len() == 1
+    }
+
+    /// What is at a path on whose way no symlink is, and in which layer, counted from the highest.
+    pub fn look(&self, path: &[Part]) -> Result<Option<(usize, Thing)>, Error> {
+        self.look_from(0, path)
+    }
+
+    /// The same without the layer that is being made.
+    pub fn look_below(&self, path: &[Part]) -> Result<Option<Thing>, Error> {
+        Ok(self.look_from(1, path)?.map(|(_, thing)| thing))
+    }
+
+    fn look_from(&self, first: usize, path: &[Part]) -> Result<Option<(usize, Thing)>, Error> {
+        for (level, root) in self.layers.iter().rev().enumerate().skip(first) {
+            match say(root, path).map_err(|errno| failed("look at", &path.join(&b'/'), errno))? {
+                Said::Here(thing) => return Ok(Some((level, thing))),
+                Said::Hidden => return Ok(None),
+                Said::Ask => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Where a path leads when every symlink on its way is followed inside the image, and `..` ends at its root.
+    pub fn canonical(&self, parts: &[Part]) -> Result<Canonical, Error> {
+        let mut ahead: Vec<Part> = parts.iter().rev().cloned().collect();
+        let mut path: Vec<Part> = Vec::new();
+        let mut links = 0;
+        while let Some(part) = ahead.pop() {
+            if part == b".." {
+                path.pop();
+                continue;
+            }
+            path.push(part);
+            if name::is_closed(&path) {
+                return Ok(Canonical::Closed);
+            }
+            match self.look(&path)? {
+                None | Some((_, Thing::Directory(_))) => {}
+                Some((_, Thing::Symlink(_, text))) => {
+                    links += 1;
+                    if links > LINKS_MAX {
+                        return Err(refused(&parts.join(&b'/'), "goes through too many symlinks"));
+                    }
+                    let (absolute, parts) = name::target(&text);
+                    path.pop();
+                    if absolute {
+                        path.clear();
+                    }
+                    ahead.extend(parts.into_iter().rev());
+                }
+                Some((_, Thing::File(_) | Thing::Other)) => {
+                    return Err(refused(&parts.join(&b'/'), "goes through something that is no directory"));
+                }
+            }
+        }
+        Ok(Canonical::Path(path))
+    }
+
+    /// Opens a regular file of one layer.
+    pub fn open(&self, level: usize, path: &[Part]) -> Result<OwnedFd, Error> {
+        let shown = path.join(&b'/');
+        let root = self.layers.iter().rev().nth(level).ok_or_else(|| broken("there is no such layer"))?;
+        let (last, parents) = path.split_last().ok_or_else(|| refused(&shown, "is no file"))?;
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = descend(root, parents).and_then(|directory| {
+            rustix::fs::openat(directory.as_ref().unwrap_or(root), last, flags, Mode::empty())
+        });
+        opened.map_err(|errno| failed("open", &shown, errno))
+    }
+}
+
+/// What a status says of a thing's owner, mode and time.
+pub fn meta(status: &Stat) -> Meta {
+    Meta {
+        mode: status.st_mode & 0o7777,
+        uid: status.st_uid,
+        gid: status.st_gid,
+        mtime: u32::try_from(status.st_mtime).unwrap_or(0),
+    }
+}
+
+/// Whether a status is that of a whiteout.
+pub fn is_whiteout(status: &Stat) -> bool {
+    FileType::from_raw_mode(status.st_mode) == FileType::CharacterDevice && status.st_rdev == 0
+}
+
+/// Opens a directory and never follows.
+pub fn directory(parent: &OwnedFd, part: &Part) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(parent, part, flags, Mode::empty())
+}
+
+/// The directory at a path below `root`; none is `root` itself.
+pub fn descend(root: &OwnedFd, path: &[Part]) -> Result<Option<OwnedFd>, Errno> {
+    let mut here = None;
+    for part in path {
+        here = Some(directory(here.as_ref().unwrap_or(root), part)?);
+    }
+    Ok(here)
+}
+
+fn say(root: &OwnedFd, path: &[Part]) -> Result<Said, Errno> {
+    let Some((last, parents)) = path.split_last() else {
+        return rustix::fs::fstat(root).map(|status| Said::Here(Thing::Directory(meta(&status))));
+    };
+    let mut here: Option<OwnedFd> = None;
+    let mut below = Said::Ask;
+    for part in parents {
+        match directory(here.as_ref().unwrap_or(root), part) {
+            Ok(next) => {
+                if is_opaque(&next) {
+                    below = Said::Hidden;
+                }
+                here = Some(next);
+            }
+            Err(Errno::NOENT) => return Ok(below),
+            // A file, a symlink or a whiteout in the way.
+            Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Said::Hidden),
+            Err(errno) => return Err(errno),
+        }
+    }
+    let here = here.as_ref().unwrap_or(root);
+    let status = match rustix::fs::statat(here, last, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(status) => status,
+        Err(Errno::NOENT) => return Ok(below),
+        Err(errno) => return Err(errno),
+    };
+    if is_whiteout(&status) {
+        return Ok(Said::Hidden);
+    }
+    let thing = match FileType::from_raw_mode(status.st_mode) {
+        FileType::Directory => Thing::Directory(meta(&status)),
+        FileType::RegularFile => Thing::File(meta(&status)),
+        FileType::Symlink => {
+            let text = rustix::fs::readlinkat(here, last, Vec::new())?;
+            Thing::Symlink(meta(&status), text.into_bytes())
+        }
+        FileType::Fifo
+        | FileType::Socket
+        | FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Unknown => Thing::Other,
+    };
+    Ok(Said::Here(thing))
+}
+
+fn is_opaque(directory: &OwnedFd) -> bool {
+    let mut value = [0; 2];
+    matches!(rustix::fs::fgetxattr(directory, OPAQUE, &mut value), Ok(1)) && value.first() == Some(&b'y')
+}

@@ -1,0 +1,64 @@
+//! How unpacking says no: the entry by name, the limit by name, whose doing it was.
+
+use std::fmt::Display;
+
+use api::{Error, ErrorCode, Layer, Ran, Retry};
+use rustix::io::Errno;
+
+/// What is shown of a name.
+const SHOWN_BYTES: usize = 256;
+
+/// An entry that no layer may have.
+pub fn refused(name: &[u8], why: impl Display) -> Error {
+    Error::invalid(
+        format!("entry {:?} of the layer {why}", shown(name)),
+        "Make the image again without this entry, or with another tool.",
+    )
+}
+
+/// Something that is no layer at all.
+pub fn broken(why: impl Display) -> Error {
+    Error::invalid(
+        format!("the layer cannot be read: {why}"),
+        "Export the image again; if that does not help, make it with another tool.",
+    )
+}
+
+/// A bound that the layer goes over.
+pub fn over(what: impl Display, most: impl Display) -> Error {
+    Error {
+        code: ErrorCode::LimitExceeded,
+        message: format!("{what}, the hard maximum is {most}"),
+        layer: Layer::Policy,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: "Make the image smaller.".into(),
+    }
+}
+
+/// A system call that failed on something of the layer.
+pub fn failed(act: &str, name: &[u8], errno: Errno) -> Error {
+    let mut error = platform(&format!("{act} {:?}", shown(name)), &errno);
+    if matches!(errno, Errno::NOSPC | Errno::DQUOT) {
+        error.code = ErrorCode::Capacity;
+        error.fix = "Free space where Belljar keeps its data, then ask again.".into();
+    }
+    error
+}
+
+/// Something of ours that failed.
+pub fn platform(act: &str, cause: &dyn Display) -> Error {
+    Error {
+        code: ErrorCode::Platform,
+        message: format!("cannot {act}: {cause}"),
+        layer: Layer::Platform,
+        ran: Ran::No,
+        retry: Retry::Unknown,
+        fix: "Look at the disk where Belljar keeps its data, then ask again.".into(),
+    }
+}
+
+/// A name as people can read it.
+fn shown(name: &[u8]) -> String {
+    String::from_utf8_lossy(name.get(..SHOWN_BYTES).unwrap_or(name)).into_owned()
+}

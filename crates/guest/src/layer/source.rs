@@ -1,0 +1,244 @@
+//! The archive's bytes: as they arrive, without their compression, metered and hashed.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, BufRead, BufReader, Read};
+use std::rc::Rc;
+
+use api::Error;
+use api::layer::Compression;
+use bytes::{Buf, Bytes};
+use flate2::read::MultiGzDecoder;
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
+
+use super::refusal::{broken, over};
+
+/// Bytes of one layer without its compression: several times the largest images that are in use for code.
+const LAYER_BYTES_MAX: u64 = 16 << 30;
+/// Bytes out for each byte in: deflate reaches 1032 on zeros alone, file systems with programs in them about 4.
+const RATIO_MAX: u64 = 1000;
+/// Below this a layer may be all zeros: nobody is harmed.
+const RATIO_AFTER_BYTES: u64 = 16 << 20;
+/// What a Zstandard frame may make its reader keep: the largest window that image builders choose.
+const WINDOW_BYTES_MAX: u64 = 32 << 20;
+/// What is read at once when the rest of a layer is read for its digest alone.
+const REST_BYTES: usize = 64 * 1024;
+
+/// The first thing that went wrong with a source. Decoders hide their reader's errors, so it is kept aside.
+#[derive(Clone, Debug, Default)]
+pub struct Fault(Rc<RefCell<Option<Error>>>);
+
+/// A piece of a body.
+pub enum Piece {
+    /// Some bytes.
+    Bytes(Bytes),
+    /// The body is complete. Without this it broke off.
+    End,
+}
+
+/// A body, read by a thread.
+pub struct Arriving {
+    pieces: mpsc::Receiver<Piece>,
+    now: Bytes,
+    ended: bool,
+    fault: Fault,
+}
+
+/// An archive's bytes without their compression.
+pub struct Source<R: Read> {
+    decoder: Decoder<Counted<R>>,
+    taken: Rc<Cell<u64>>,
+    given: u64,
+    hasher: Sha256,
+    fault: Fault,
+}
+
+/// Counts what was read from a reader.
+struct Counted<R> {
+    reader: R,
+    count: Rc<Cell<u64>>,
+}
+
+enum Decoder<R: Read> {
+    None(R),
+    Gzip(Box<MultiGzDecoder<R>>),
+    Zstd(Box<Frames<R>>),
+}
+
+/// Zstandard frames, one after the other, without those that are to be skipped.
+struct Frames<R> {
+    reader: BufReader<R>,
+    frame: FrameDecoder,
+    open: bool,
+    fault: Fault,
+}
+
+impl Fault {
+    /// Keeps the error, if it is the first, and gives one that any reader can return.
+    fn raise(&self, error: Error) -> io::Error {
+        let message = error.message.clone();
+        self.0.borrow_mut().get_or_insert(error);
+        io::Error::other(message)
+    }
+
+    /// What was kept.
+    pub fn take(&self) -> Option<Error> {
+        self.0.borrow_mut().take()
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+}
+
+impl Arriving {
+    /// A body whose pieces come through a channel.
+    pub fn new(pieces: mpsc::Receiver<Piece>, fault: Fault) -> Self {
+        Self { pieces, now: Bytes::new(), ended: false, fault }
+    }
+}
+
+impl Read for Arriving {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.now.is_empty() && !self.ended {
+            match self.pieces.blocking_recv() {
+                Some(Piece::Bytes(bytes)) => self.now = bytes,
+                Some(Piece::End) => self.ended = true,
+                None => return Err(self.fault.raise(broken("its bytes broke off"))),
+            }
+        }
+        let count = self.now.len().min(buffer.len());
+        if let Some(to) = buffer.get_mut(..count) {
+            self.now.copy_to_slice(to);
+        }
+        Ok(count)
+    }
+}
+
+impl<R: Read> Source<R> {
+    /// The bytes of `reader`, packed like this.
+    pub fn new(reader: R, compression: Compression, fault: Fault) -> Self {
+        let taken = Rc::new(Cell::new(0));
+        let counted = Counted { reader, count: Rc::clone(&taken) };
+        let decoder = match compression {
+            Compression::None => Decoder::None(counted),
+            Compression::Gzip => Decoder::Gzip(Box::new(MultiGzDecoder::new(counted))),
+            Compression::Zstd => Decoder::Zstd(Box::new(Frames::new(counted, fault.clone()))),
+        };
+        Self { decoder, taken, given: 0, hasher: Sha256::new(), fault }
+    }
+
+    /// Reads what is left after the archive's end, which may only be padding, and gives digest and size of it all.
+    pub fn finish(mut self) -> Result<(String, u64), Error> {
+        let mut rest = vec![0; REST_BYTES];
+        loop {
+            match self.read(&mut rest) {
+                Ok(0) => break,
+                Ok(count) if rest.iter().take(count).all(|byte| *byte == 0) => {}
+                Ok(_) => return Err(broken("there are bytes after the end of its archive")),
+                Err(error) => return Err(broken(error)),
+            }
+        }
+        let digest: String = self.hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok((format!("sha256:{digest}"), self.given))
+    }
+
+    fn meter(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.hasher.update(bytes);
+        self.given += bytes.len() as u64;
+        if self.given > LAYER_BYTES_MAX {
+            return Err(over("the layer is larger than it may be", format!("{LAYER_BYTES_MAX} bytes")));
+        }
+        if self.given > RATIO_AFTER_BYTES && self.given / self.taken.get().max(1) > RATIO_MAX {
+            let message = format!(
+                "{} bytes of the layer became {}, a ratio above what is allowed",
+                self.taken.get(),
+                self.given
+            );
+            return Err(over(message, RATIO_MAX));
+        }
+        Ok(())
+    }
+}
+
+impl<R: Read> Read for Source<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = match &mut self.decoder {
+            Decoder::None(reader) => reader.read(buffer),
+            Decoder::Gzip(reader) => reader.read(buffer),
+            Decoder::Zstd(reader) => reader.read(buffer),
+        };
+        let count = read.map_err(|error| match self.fault.is_set() {
+            true => error,
+            false => self.fault.raise(broken(error)),
+        })?;
+        let bytes = buffer.get(..count).unwrap_or_default();
+        self.meter(bytes).map_err(|error| self.fault.raise(error))?;
+        Ok(count)
+    }
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.reader.read(buffer)?;
+        self.count.set(self.count.get() + count as u64);
+        Ok(count)
+    }
+}
+
+impl<R: Read> Frames<R> {
+    fn new(reader: R, fault: Fault) -> Self {
+        let mut frame = FrameDecoder::new();
+        frame.set_max_window_size(WINDOW_BYTES_MAX);
+        Self { reader: BufReader::new(reader), frame, open: false, fault }
+    }
+
+    /// Begins the next frame. False at the end.
+    fn begin(&mut self) -> io::Result<bool> {
+        loop {
+            if self.reader.fill_buf()?.is_empty() {
+                return Ok(false);
+            }
+            match self.frame.reset(&mut self.reader) {
+                Ok(()) => return Ok(true),
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => {
+                    let skipped = io::copy(&mut (&mut self.reader).take(length.into()), &mut io::sink())?;
+                    if skipped != u64::from(length) {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Err(FrameDecoderError::WindowSizeTooBig { requested, .. }) => {
+                    let message = format!("a Zstandard window of the layer has {requested} bytes");
+                    return Err(self.fault.raise(over(message, WINDOW_BYTES_MAX)));
+                }
+                Err(error) => return Err(io::Error::other(error.to_string())),
+            }
+        }
+    }
+}
+
+impl<R: Read> Read for Frames<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if !self.open && !self.begin()? {
+                return Ok(0);
+            }
+            self.open = true;
+            if self.frame.can_collect() == 0 && !self.frame.is_finished() {
+                self.frame
+                    .decode_blocks(&mut self.reader, BlockDecodingStrategy::UptoBlocks(1))
+                    .map_err(|error| io::Error::other(error.to_string()))?;
+            }
+            let count = self.frame.read(buffer)?;
+            if count > 0 || buffer.is_empty() {
+                return Ok(count);
+            }
+            self.open = !self.frame.is_finished();
+        }
+    }
+}
