@@ -12,7 +12,7 @@ use runtime::oci::{Dirs, Flavor, Oci};
 use runtime::{Profile, Runtime, Spec};
 
 /// Where a sandbox's mounts go; an imported template has all of these.
-const MOUNT_POINTS: [&str; 10] = [
+const MOUNT_POINTS: [&str; 11] = [
     "proc",
     "dev",
     "sys",
@@ -20,6 +20,7 @@ const MOUNT_POINTS: [&str; 10] = [
     "workspace",
     "home/sandbox",
     "layers/target",
+    "layers/0",
     ".belljar/channel",
     ".belljar/spool",
     "etc",

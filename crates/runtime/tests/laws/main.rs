@@ -17,8 +17,11 @@ mod ground;
 mod mutants;
 mod plain;
 
+use std::time::Duration;
+
 use runtime::laws::{self, Verdict};
 use runtime::oci::{Flavor, Oci};
+use runtime::{Profile, Runtime};
 
 use ground::Ground;
 use mutants::Group;
@@ -75,6 +78,45 @@ async fn several_layers_are_laid_over_each_other() {
     fixture.spec.layers.push(upper);
     let broken = broken(laws::lifecycle(&fixture).await);
     assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn an_unpacking_guest_keeps_the_laws_too() {
+    let Some(ground) = Ground::find("unpack") else { return };
+    for name in ["target", "done"] {
+        std::fs::create_dir(ground.path(name)).unwrap();
+    }
+    for flavor in [Flavor::runc(), Flavor::runsc()] {
+        let mut fixture = ground.fixture(flavor);
+        fixture.spec.profile =
+            Profile::Unpack { done: vec![ground.path("done")], target: ground.path("target") };
+        let mut verdicts = laws::channel(&fixture).await;
+        verdicts.extend(laws::walls(&fixture).await);
+        let broken = broken(verdicts);
+        assert!(broken.is_empty(), "{broken:#?}");
+    }
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn sandboxes_start_and_stop_side_by_side() {
+    let Some(ground) = Ground::find("many") else { return };
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..24 {
+        let (oci, spec) = (ground.oci(Flavor::runc()), ground.spec());
+        let id: api::SandboxId = format!("{}{number}", ground.prefix).parse().unwrap();
+        tasks.spawn(async move {
+            oci.start(&id, &spec).await.unwrap();
+            let _channel = oci.connect(&id, ground::PATIENCE).await.unwrap();
+            let (_, differences) = oci.posture(&id).await.unwrap();
+            assert!(differences.is_empty(), "{differences:#?}");
+            oci.stop(&id, Duration::ZERO).await.unwrap();
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
     ground.assert_clean();
 }
 
