@@ -1,0 +1,116 @@
+//! The bench: how long things take and what they weigh, side by side in one run.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`rounds`] | the times: every subject once a round, each round beginning with another one |
+//! | [`reference`] | plain `runc run` with our own configuration and mounts |
+//! | [`weight`] | the memory of idle sandboxes, and of this process for each |
+//! | [`flood`] | bytes a second through one exec |
+//! | [`samples`] | percentiles |
+//! | [`sandbox`] | sandboxes under names of their own |
+//! | [`report`] | the tables, and the goals |
+//!
+//! It measures and judges nothing: it fails only if something could not be run. Noise of the machine hits all
+//! subjects of a round alike, so the ratios can be compared between runs and the milliseconds cannot.
+
+// A program for people, which fails as tests do.
+#![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod flood;
+mod reference;
+mod report;
+mod rounds;
+mod samples;
+mod sandbox;
+mod weight;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use e2e::Lab;
+use runtime::Tier;
+
+/// How much is measured.
+#[derive(Clone, Copy)]
+struct Effort {
+    /// Rounds of every subject.
+    rounds: usize,
+    /// Bytes of a flood through a container.
+    flood_bytes: u64,
+    /// Bytes of a flood through a user-space kernel.
+    flood_bytes_kernel: u64,
+}
+
+impl Effort {
+    const FULL: Self = Self { rounds: 200, flood_bytes: 1 << 30, flood_bytes_kernel: 256 << 20 };
+    const QUICK: Self = Self { rounds: 20, flood_bytes: 128 << 20, flood_bytes_kernel: 128 << 20 };
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let effort = match words.as_slice() {
+        [] => Effort::FULL,
+        ["--quick"] => Effort::QUICK,
+        // As the OCI runtime of a sandbox that is only prepared.
+        ["--root", ..] => return reference::stand_in(&words),
+        ["keep", bundle, state] => return reference::keep(bundle.as_ref(), state.as_ref()),
+        _ => {
+            eprintln!("usage: bench [--quick]");
+            return ExitCode::from(2);
+        }
+    };
+    if !rustix::process::geteuid().is_root() {
+        eprintln!(
+            "The bench starts real sandboxes and needs root: run it with `just bench`, which asks for it."
+        );
+        return ExitCode::FAILURE;
+    }
+    let mut labs = vec![Lab::new("runc")];
+    if is_installed("runsc") {
+        labs.push(Lab::new("runsc"));
+    }
+    let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let measured = catch_unwind(AssertUnwindSafe(|| executor.block_on(measure(effort, &labs))));
+    executor.block_on(tidy(&labs));
+    executor.shutdown_background();
+    if measured.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+async fn measure(effort: Effort, labs: &[Lab]) {
+    report::machine(effort.rounds);
+    let [runc, ..] = labs else { return };
+    let mut reference = reference::Reference::prepare(runc).await;
+    let times = rounds::run(effort.rounds, &mut reference, labs).await;
+    reference.end().await;
+    report::times(&times);
+
+    let mut weights = Vec::new();
+    let mut floods = Vec::new();
+    for lab in labs {
+        weights.push(weight::weigh(lab).await);
+        let bytes = match lab.runtime.tier() {
+            Tier::Container => effort.flood_bytes,
+            Tier::UserKernel => effort.flood_bytes_kernel,
+        };
+        floods.push(flood::run(lab, bytes).await);
+    }
+    report::weights(&weights);
+    report::floods(&floods);
+    report::goals(&times, &weights);
+}
+
+/// Ends what a measurement that failed has left running: its data directory goes with this process.
+async fn tidy(labs: &[Lab]) {
+    for lab in labs {
+        for listed in lab.runtime.list().await.unwrap() {
+            lab.runtime.stop(&listed.id, Duration::ZERO).await.unwrap();
+        }
+    }
+}
+
+/// Whether a runtime of this name can be used here.
+fn is_installed(name: &str) -> bool {
+    node::Machine::flavors().into_iter().any(|flavor| flavor.name == name && flavor.find().is_ok())
+}

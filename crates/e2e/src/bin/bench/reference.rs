@@ -1,0 +1,123 @@
+//! Plain `runc run` with our own configuration, to compare a start with.
+//!
+//! Everything around it is made by our own code: a sandbox is started with this program in the place of the OCI
+//! runtime. It is called when the cgroups, the disk and the bundle are made and the private mount namespace with the
+//! idmapped root stands; it leaves a process in that namespace, the keeper, whose pid it reports as process 1. On
+//! request the keeper runs `runc run` on the bundle, the command replaced by `/bin/true`, and says how long it took.
+//! So the reference pays for runc with the same namespaces, mounts, seccomp filter and cgroup, from fork to removal,
+//! and for nothing of ours.
+//!
+//! ```text
+//! bench ──start──▶ stand-in (mounts are ready) ──spawns──▶ keeper ──dials──▶ bench
+//! bench ──"run"──▶ keeper ──fork, exec, wait──▶ runc run ; "12345678" ──▶ bench
+//! ```
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::SandboxId;
+use api::limits::Limits;
+use e2e::Lab;
+use runtime::Runtime;
+use runtime::oci::{Dirs, Flavor, Oci};
+
+/// The socket on which the bench waits for the keeper, in the data directory.
+const SOCKET: &str = "reference.sock";
+/// What the container does: it ends at once.
+const COMMAND: &str = "/bin/true";
+
+/// A prepared place in which `runc run` can be timed.
+pub(crate) struct Reference {
+    runtime: Arc<dyn Runtime>,
+    id: SandboxId,
+    keeper: BufReader<UnixStream>,
+}
+
+impl Reference {
+    /// Prepares it in this lab.
+    pub(crate) async fn prepare(lab: &Lab) -> Self {
+        let listener = UnixListener::bind(lab.data().join(SOCKET)).expect("a socket for the keeper");
+        let flavor = Flavor { binary: std::env::current_exe().unwrap(), ..Flavor::runc() };
+        let dirs = Dirs { data: lab.data().to_owned() };
+        let runtime: Arc<dyn Runtime> =
+            Arc::new(Oci::new(flavor, dirs).expect("the runtime of the reference"));
+        let id = node::machine::fresh_id().unwrap();
+        runtime.start(&id, &lab.spec(Limits::default())).await.expect("the mounts of the reference");
+        let (stream, _) = listener.accept().expect("the keeper's call");
+        Self { runtime, id, keeper: BufReader::new(stream) }
+    }
+
+    /// Runs the container once.
+    pub(crate) fn run(&mut self) -> Duration {
+        self.keeper.get_mut().write_all(b"run\n").expect("the keeper to listen");
+        let mut answer = String::new();
+        self.keeper.read_line(&mut answer).expect("the keeper to answer");
+        let nanos = answer.trim().parse().unwrap_or_else(|_| panic!("runc run: {}", answer.trim()));
+        Duration::from_nanos(nanos)
+    }
+
+    /// Removes it.
+    pub(crate) async fn end(self) {
+        self.runtime.stop(&self.id, Duration::ZERO).await.expect("the end of the reference");
+    }
+}
+
+/// What this program does when it is called as the OCI runtime: leaves a keeper behind and reports it as process 1.
+#[expect(
+    clippy::zombie_processes,
+    reason = "this process ends first; the bench inherits the keeper and collects it"
+)]
+pub(crate) fn stand_in(words: &[&str]) -> ExitCode {
+    let value = |flag: &str| {
+        let at = words.iter().position(|word| *word == flag);
+        at.and_then(|at| words.get(at + 1)).unwrap_or_else(|| panic!("{flag} is missing in {words:?}"))
+    };
+    let (state, bundle) = (value("--root"), value("--bundle"));
+    let own = std::env::current_exe().unwrap();
+    let keeper = Command::new(own).args(["keep", bundle, state]).spawn().expect("the keeper");
+    std::fs::write(value("--pid-file"), keeper.id().to_string()).unwrap();
+    ExitCode::SUCCESS
+}
+
+/// What the keeper does: runs the container whenever it is asked to, until nobody is there to ask.
+pub(crate) fn keep(bundle: &Path, state: &Path) -> ExitCode {
+    replace_command(&bundle.join("config.json"));
+    // <data>/sandboxes/<id>/bundle
+    let data: PathBuf = bundle.ancestors().nth(3).unwrap().to_owned();
+    let mut asked = BufReader::new(UnixStream::connect(data.join(SOCKET)).expect("the bench to listen"));
+    let mut line = String::new();
+    while asked.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
+        let answer = match once(bundle, state) {
+            Ok(took) => took.as_nanos().to_string(),
+            Err(why) => why,
+        };
+        asked.get_mut().write_all(format!("{answer}\n").as_bytes()).unwrap();
+        line.clear();
+    }
+    ExitCode::SUCCESS
+}
+
+fn once(bundle: &Path, state: &Path) -> Result<Duration, String> {
+    let mut command = Command::new("runc");
+    command.arg("--root").arg(state).args(["run", "--bundle"]).arg(bundle).arg("reference");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let began = Instant::now();
+    let output = command.output().map_err(|error| error.to_string())?;
+    let took = began.elapsed();
+    if output.status.success() {
+        Ok(took)
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).replace('\n', " "))
+    }
+}
+
+fn replace_command(path: &Path) {
+    let text = std::fs::read_to_string(path).expect("our own configuration");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("our own configuration as JSON");
+    *config.pointer_mut("/process/args").expect("the arguments of process 1") = serde_json::json!([COMMAND]);
+    std::fs::write(path, config.to_string()).expect("the changed configuration");
+}

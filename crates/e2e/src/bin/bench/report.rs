@@ -1,0 +1,121 @@
+//! The tables.
+
+use std::process::Command;
+
+use crate::flood::Flood;
+use crate::rounds::Times;
+use crate::samples::Samples;
+use crate::weight::Weight;
+
+/// A start may take this many times what plain `runc run` takes.
+const START_RATIO: f64 = 1.5;
+/// A stop may take this many milliseconds.
+const STOP_MS: f64 = 25.0;
+/// An exec may take this many milliseconds longer than a bare process, half of the time.
+const EXEC_P50_MS: f64 = 1.0;
+/// And this many in all but a twentieth of cases.
+const EXEC_P95_MS: f64 = 2.0;
+/// An idle sandbox may weigh this much.
+const IDLE_MIB: f64 = 2.0;
+const MIB: f64 = 1_048_576.0;
+
+/// Says where this runs.
+pub(crate) fn machine(rounds: usize) {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    println!(
+        "Linux {}, {cores} cores, load {}",
+        read("/proc/sys/kernel/osrelease").trim(),
+        read("/proc/loadavg").trim()
+    );
+    for (name, flag) in [("runc", "--version"), ("runsc", "--version"), ("bwrap", "--version")] {
+        if let Ok(output) = Command::new(name).arg(flag).output() {
+            println!("{}", String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or(name));
+        }
+    }
+    println!("{rounds} rounds, every subject once in each");
+}
+
+/// The table of times.
+pub(crate) fn times(times: &Times) {
+    println!("\n{:<58} {:>9} {:>9}   ratio of p50", "what", "p50 ms", "p95 ms");
+    let line = |what: &str, samples: &Samples, ratio: Option<(&Samples, &str)>| {
+        if samples.is_empty() {
+            println!("{what:<58} {:>9} {:>9}", "none", "none");
+            return;
+        }
+        let ratio =
+            ratio.map_or(String::new(), |(to, name)| format!("{:.2} × {name}", samples.p50() / to.p50()));
+        println!("{what:<58} {:>9.2} {:>9.2}   {ratio}", samples.p50(), samples.p95());
+    };
+    let (bare, runc_run) = (Some((&times.bare, "bare")), Some((&times.runc_run, "runc run")));
+    line("/bin/true, bare: fork, exec, wait", &times.bare, None);
+    line("bwrap --unshare-all, the layer read-only, /bin/true", &times.bwrap, bare);
+    line("runc run, our config.json in our mounts, but /bin/true", &times.runc_run, bare);
+    for ours in &times.ours {
+        let name = &ours.name;
+        line(&format!("{name}: start, posture seen outside and by an exec"), &ours.start, runc_run);
+        line(&format!("{name}: start, and a first /bin/true answered"), &ours.first_exec, runc_run);
+        line(&format!("{name}: stop, until nothing is left"), &ours.stop, runc_run);
+        line(&format!("{name}: exec of /bin/true in a live sandbox"), &ours.exec, bare);
+        let over = |of: fn(&Samples) -> f64| of(&ours.exec) - of(&times.bare);
+        println!("{:<58} {:>9.2} {:>9.2}", "    over bare", over(Samples::p50), over(Samples::p95));
+    }
+}
+
+/// The table of memory.
+pub(crate) fn weights(weights: &[Weight]) {
+    println!("\nmemory of an idle sandbox, MiB, mean of 20");
+    println!(
+        "{:<8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>14}",
+        "", "charged", "processes", "files", "in memory", "kernel", "this process"
+    );
+    for weight in weights {
+        let parts = [weight.charged, weight.anonymous, weight.file, weight.shared, weight.kernel].map(mib);
+        let [charged, anonymous, file, shared, kernel] = parts;
+        println!(
+            "{:<8} {charged:>9.2} {anonymous:>9.2} {file:>9.2} {shared:>9.2} {kernel:>9.2} {:>14.2}",
+            weight.name,
+            mib(weight.node)
+        );
+    }
+    println!("charged = processes + files + kernel; `in memory` are files of /dev, /tmp and /dev/shm");
+}
+
+/// The table of floods.
+pub(crate) fn floods(floods: &[Flood]) {
+    println!("\n{:<8} {:>7} {:>30} {:>30}", "", "MiB", "keep, nobody reads, MB/s", "block, one reader, MB/s");
+    for flood in floods {
+        let rate = |took: std::time::Duration| flood.bytes as f64 / 1e6 / took.as_secs_f64();
+        println!(
+            "{:<8} {:>7} {:>30.0} {:>30.0}",
+            flood.name,
+            flood.bytes >> 20,
+            rate(flood.kept),
+            rate(flood.read)
+        );
+    }
+}
+
+/// The table of goals.
+pub(crate) fn goals(times: &Times, weights: &[Weight]) {
+    println!("\n{:<58} {:>9} {:>9}   met", "goal on runc", "most", "measured");
+    let line = |what: &str, most: f64, measured: f64| {
+        let met = if measured <= most { "yes" } else { "no" };
+        println!("{what:<58} {most:>9.2} {measured:>9.2}   {met}");
+    };
+    if let Some(runc) = times.ours.iter().find(|ours| ours.name == "runc") {
+        let start = runc.first_exec.p50() / times.runc_run.p50();
+        line("start until a first exec is answered, × runc run", START_RATIO, start);
+        line("stop, ms, p50", STOP_MS, runc.stop.p50());
+        line("exec of /bin/true over bare, ms, p50", EXEC_P50_MS, runc.exec.p50() - times.bare.p50());
+        line("exec of /bin/true over bare, ms, p95", EXEC_P95_MS, runc.exec.p95() - times.bare.p95());
+    }
+    if let Some(runc) = weights.iter().find(|weight| weight.name == "runc") {
+        line("idle sandbox, all that is charged, MiB", IDLE_MIB, mib(runc.charged));
+    }
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / MIB
+}
