@@ -14,7 +14,7 @@
 //! ```text
 //! (nothing) ──record──▶ written down ──cgroups, disk, bundle, channel──▶ prepared ──run──▶ running
 //!     ▲                     │                                              │                 │
-//!     └──────── stop: kill, delete, remove by name, directory last ────────┴─────────────────┘
+//!     └──────────── stop: kill, remove by name, directory last ────────────┴─────────────────┘
 //! ```
 //!
 //! There is one way down, and it starts from any point: a start that fails takes it, a stop takes it, and so does the

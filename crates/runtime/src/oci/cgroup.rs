@@ -25,7 +25,7 @@ use rustix::event::EventfdFlags;
 use rustix::process::Signal;
 
 use crate::oci::files::{self, failed};
-use crate::oci::process::{self, Process};
+use crate::oci::process::{self, ENDING, Process};
 use crate::{Error, Tier, Usage};
 
 /// The parent of all sandboxes' cgroups.
@@ -195,7 +195,7 @@ impl Cgroups {
 
     /// Kills every process of the sandbox, collects those this process inherited, and waits for the end of all.
     pub(crate) fn kill_all(&self, id: &SandboxId) -> Result<(), Error> {
-        let deadline = Instant::now() + REMOVAL;
+        let deadline = Instant::now() + ENDING;
         let mut inherited = Vec::new();
         loop {
             for hierarchy in self.hierarchies.iter().filter(|hierarchy| hierarchy.unified) {
@@ -222,7 +222,7 @@ impl Cgroups {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(Error::Deadline { what: "the end of a sandbox's processes", after: REMOVAL });
+                return Err(Error::Deadline { what: "the end of a sandbox's processes", after: ENDING });
             }
             std::thread::sleep(PAUSE);
         }

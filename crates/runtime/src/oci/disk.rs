@@ -20,7 +20,7 @@ use rustix::mount::MountFlags;
 use crate::Error;
 use crate::oci::files::{self, failed};
 use crate::oci::mounts::{Operation, c_string};
-use crate::oci::process::{self, Words};
+use crate::oci::process::{self, ENDING, Words};
 
 /// What the host keeps free, whatever is asked for: its own logs, records and databases need room to say so.
 const HOST_FREE_BYTES: u64 = 1 << 30;
@@ -41,8 +41,6 @@ const INODES_OWN: u64 = 16;
 const FORMAT: Duration = Duration::from_secs(20);
 /// Others ask for free loop devices at the same time; each round one of them gets one.
 const ATTACH_TRIES: u32 = 256;
-/// How long the kernel is given to clear a loop device whose last mount is gone.
-const DETACH: Duration = Duration::from_secs(2);
 
 const LOOP_MAJOR: u32 = 7;
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
@@ -157,11 +155,11 @@ pub(crate) fn attach(path: &Path, mut chosen: impl FnMut(u32) -> Result<(), Erro
 
 /// Waits until the kernel has cleared the device under a disk whose sandbox is gone.
 pub(crate) fn wait_detached(number: u32, path: &Path) -> Result<(), Error> {
-    let deadline = Instant::now() + DETACH;
+    let deadline = Instant::now() + ENDING;
     let backing = PathBuf::from(format!("/sys/block/loop{number}/loop/backing_file"));
     while files::read_if_there(&backing)?.is_some_and(|text| Path::new(text.trim_end()) == path) {
         if Instant::now() > deadline {
-            return Err(Error::Deadline { what: "the release of a sandbox's loop device", after: DETACH });
+            return Err(Error::Deadline { what: "the release of a sandbox's loop device", after: ENDING });
         }
         std::thread::sleep(Duration::from_millis(1));
     }

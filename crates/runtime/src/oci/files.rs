@@ -1,5 +1,6 @@
 //! File operations whose errors name the act and the path, and whose removals take "already gone" for success.
 
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -83,6 +84,23 @@ pub(crate) fn remove_shallow(path: &Path, depth: u32) -> Result<(), Error> {
         }
     }
     remove_directory(path)
+}
+
+/// Removes those files of a directory that are chosen by name. Directories in it stay.
+pub(crate) fn remove_files(path: &Path, chosen: impl Fn(&OsStr) -> bool) -> Result<(), Error> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if is_gone(&error) => return Ok(()),
+        Err(error) => return Err(failed("list", path, error)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(|source| failed("list", path, source))?;
+        let kind = entry.file_type().map_err(|source| failed("look at", &entry.path(), source))?;
+        if !kind.is_dir() && chosen(&entry.file_name()) {
+            remove_file(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether an error says that the thing is not there any more. `ENODEV` is what a file of a removed cgroup says,

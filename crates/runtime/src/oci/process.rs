@@ -26,6 +26,9 @@ use crate::{Error, Exit};
 
 /// What an error shows of what a command wrote: enough for the cause, not a flood.
 const STDERR_BYTES: u64 = 2048;
+/// How long the kernel is given to end killed processes. It takes a millisecond; but the last process takes the
+/// sandbox's mounts along, and before its disk goes the kernel writes what user code wrote and is not written yet.
+pub(crate) const ENDING: Duration = Duration::from_secs(60);
 /// What a pipe holds.
 const PIPE_BYTES: u64 = 64 << 10;
 

@@ -199,9 +199,9 @@ impl Dirs {
         let path = self.sandbox(id);
         files::remove_shallow(&self.bundle(id), 1)?;
         files::remove_shallow(&self.channel(id), 0)?;
-        for name in ["disk.img", "runtime.log", "pid", "record.new", "lock", "record.json"] {
-            files::remove_file(&path.join(name))?;
-        }
+        // Whatever else is there is a file of ours or of the OCI runtime's, whole or half written.
+        files::remove_files(&path, |name| name != "record.json")?;
+        files::remove_file(&self.record(id))?;
         files::remove_directory(&path)
     }
 
@@ -273,6 +273,7 @@ mod tests {
         let (first, _lock) = dirs.reserve(&a, "runc", false).unwrap();
         let (second, _lock) = dirs.reserve(&b, "runc", false).unwrap();
         assert_eq!(second.base() - first.base(), UID_RANGE);
+        std::fs::write(dirs.sandbox(&a).join(".pid"), "half writt").unwrap();
         dirs.forget(&a).unwrap();
         let (third, _lock) = dirs.reserve(&c, "runc", false).unwrap();
         assert_eq!(third.range, first.range);

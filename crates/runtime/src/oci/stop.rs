@@ -9,13 +9,11 @@ use api::SandboxId;
 use api::limits::UID_RANGE;
 use rustix::process::Signal;
 
-use super::process::{self, Process, Words};
+use super::process::{self, ENDING, Process, Words};
 use super::record::Record;
 use super::{Oci, disk, files};
 use crate::{Error, Listed, Tier};
 
-/// A killed process is gone within a millisecond; one in the kernel's uninterruptible sleep is given time.
-const KILL: Duration = Duration::from_secs(10);
 /// An OCI runtime's command without a sandbox to start takes about 10 ms.
 const ASK: Duration = Duration::from_secs(20);
 
@@ -87,8 +85,8 @@ fn kill_first(record: &Record, held: Option<&Process>) -> Result<(), Error> {
     };
     let Some(process) = held.or(reopened.as_ref()) else { return Ok(()) };
     process.signal(Signal::KILL)?;
-    if !process.wait_until(Instant::now() + KILL) {
-        return Err(Error::Deadline { what: "the end of process 1", after: KILL });
+    if !process.wait_until(Instant::now() + ENDING) {
+        return Err(Error::Deadline { what: "the end of process 1", after: ENDING });
     }
     process.exit();
     Ok(())
