@@ -5,6 +5,7 @@
 //! | [`sandbox`] | one sandbox from start to stop, its posture checked before anything runs in it |
 //! | [`link`] | the host end of the channel: one connection after the other, requests that outlive them |
 //! | [`exec`] | one exec as seen from here: its output from any offset, its one outcome |
+//! | [`template`] | what sandboxes are made from: imported, built, kept, tidied |
 //! | [`guest`] | the guest's executable, carried inside this one |
 //! | [`machine`] | this machine: where things are kept, which runtimes there are, tidying after the dead |
 //! | [`error`] | why something failed, and how that is said outside |
@@ -20,6 +21,7 @@ pub mod guest;
 pub mod link;
 pub mod machine;
 pub mod sandbox;
+pub mod template;
 
 pub use error::Error;
 pub use exec::{Collected, Event, Exec};

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Everything that can be asked of a guest can be asked twice (execs have ids, bytes have offsets), so a request
-//! whose connection breaks is sent again on the next one, until its deadline.
+//! whose connection breaks is sent again on the next one, until its deadline. The one exception is a body that is
+//! made while it is sent ([`Link::stream`]): there is no second one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,8 @@ use api::SandboxId;
 use api::exec::{GUEST_EXPIRED, LostCause};
 use api::limits;
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::channel::Channel;
+use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper::{Method, Request, Response};
@@ -38,6 +40,11 @@ const PING_WITHIN: Duration = Duration::from_secs(10);
 /// One wait for a dial. The loop around it has no end: the guest redials for as long as it lives.
 const DIAL_WITHIN: Duration = Duration::from_secs(30);
 
+/// A body that is made while it is sent. Its sender says with `abort` that there will be no end.
+pub type Streamed = Channel<Bytes, std::io::Error>;
+
+type Sender = SendRequest<Either<Full<Bytes>, Streamed>>;
+
 /// The link to one guest. Dropping it leaves the sandbox alone.
 pub struct Link {
     state: watch::Receiver<State>,
@@ -48,7 +55,7 @@ pub struct Link {
 #[derive(Clone)]
 enum State {
     Waiting,
-    Live { sender: SendRequest<Full<Bytes>>, generation: u64 },
+    Live { sender: Sender, generation: u64 },
     Ended(LostCause),
 }
 
@@ -105,11 +112,7 @@ impl Link {
         let mut last = 0;
         loop {
             let (mut sender, generation) = self.live(last, deadline, within).await?;
-            let request = Request::builder()
-                .method(ask.method.clone())
-                .uri(format!("http://guest{}", ask.path))
-                .body(Full::new(ask.body.clone()))
-                .map_err(|error| Error::Protocol(error.to_string()))?;
+            let request = ask.request(Either::Left(Full::new(ask.body.clone())))?;
             match timeout_at(deadline, sender.send_request(request)).await {
                 Err(_) => return Err(Error::Deadline { what: "an answer of the guest", after: within }),
                 Ok(Ok(response)) if response.status().is_success() => return Ok(response),
@@ -144,13 +147,31 @@ impl Link {
         }
     }
 
-    /// A live connection newer than `last`.
-    async fn live(
+    /// Asks once, with a body that is made while it is sent instead of the one in `ask`, and takes the whole answer.
+    ///
+    /// # Errors
+    /// As [`Link::call`]; and the end of the connection, because what was sent cannot be sent again.
+    pub async fn stream<T: serde::de::DeserializeOwned>(
         &self,
-        last: u64,
-        deadline: Instant,
+        ask: &Ask,
+        streamed: Streamed,
         within: Duration,
-    ) -> Result<(SendRequest<Full<Bytes>>, u64), Error> {
+    ) -> Result<T, Error> {
+        let deadline = Instant::now() + within;
+        let (mut sender, _) = self.live(0, deadline, within).await?;
+        let request = ask.request(Either::Right(streamed))?;
+        let response = match timeout_at(deadline, sender.send_request(request)).await {
+            Err(_) => return Err(Error::Deadline { what: "an answer of the guest", after: within }),
+            Ok(Err(_broken)) => return Err(Error::Lost(LostCause::Died)),
+            Ok(Ok(response)) if response.status().is_success() => response,
+            Ok(Ok(response)) => return Err(refusal(response, deadline, within).await),
+        };
+        let bytes = body(response, deadline, within).await?;
+        serde_json::from_slice(&bytes).map_err(|error| Error::Protocol(error.to_string()))
+    }
+
+    /// A live connection newer than `last`.
+    async fn live(&self, last: u64, deadline: Instant, within: Duration) -> Result<(Sender, u64), Error> {
         let mut state = self.state.clone();
         let wanted = state.wait_for(|state| match state {
             State::Waiting => false,
@@ -167,6 +188,16 @@ impl Link {
             State::Ended(cause) => Err(Error::Lost(cause)),
             State::Waiting => Err(Error::Lost(LostCause::Died)),
         }
+    }
+}
+
+impl Ask {
+    fn request<B>(&self, body: B) -> Result<Request<B>, Error> {
+        Request::builder()
+            .method(self.method.clone())
+            .uri(format!("http://guest{}", self.path))
+            .body(body)
+            .map_err(|error| Error::Protocol(error.to_string()))
     }
 }
 
@@ -225,9 +256,7 @@ fn publish(state: &watch::Sender<State>, next: State) {
     });
 }
 
-async fn handshake(
-    stream: UnixStream,
-) -> hyper::Result<(SendRequest<Full<Bytes>>, impl Future<Output = hyper::Result<()>>)> {
+async fn handshake(stream: UnixStream) -> hyper::Result<(Sender, impl Future<Output = hyper::Result<()>>)> {
     Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW_BYTES)

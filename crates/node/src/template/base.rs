@@ -1,0 +1,280 @@
+//! A Debian system from packages, made by `mmdebstrap` and handed on as one layer.
+//!
+//! The packages are Debian's, signed, and their scripts run as root in a directory of this machine, as they do when
+//! anybody installs Debian. What comes out is unpacked like any other layer.
+
+mod sources;
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use api::layer::Compression;
+use api::{ErrorCode, Layer, Ran, Retry};
+use rustix::process::{Pid, Signal};
+use tokio::sync::mpsc;
+
+use super::unpack::{Piece, Source, pass_on};
+use super::{failed, unsound};
+use crate::error::Error;
+
+/// A fast mirror takes half a minute.
+const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
+/// What is kept of standard error: the last screens of a package manager that failed.
+const TAIL_BYTES: usize = 4096;
+/// Bytes of one line of it.
+const LINE_BYTES_MAX: u64 = 4096;
+/// How often a program that has closed its output is asked whether it is gone.
+const WAIT_EVERY: Duration = Duration::from_millis(20);
+const PIECES_WAITING: usize = 4;
+
+/// What every template `base` has beside Debian's own minimum (bash, coreutils, apt).
+const PACKAGES: [&str; 9] = [
+    "ca-certificates",
+    "curl",
+    "git",
+    "procps",
+    "python3",
+    "python3-pip",
+    "python3-venv",
+    "unzip",
+    "xz-utils",
+];
+/// What nobody reads in a sandbox; licences stay.
+const LEFT_OUT: [&str; 6] = [
+    "path-exclude=/usr/share/doc/*",
+    "path-include=/usr/share/doc/*/copyright",
+    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/locale/*",
+    "path-include=/usr/share/locale/locale.alias",
+    "path-exclude=/usr/share/man/*",
+];
+/// Variables by which the operator says how packages are reached. Nothing else of the environment is passed on.
+const PROXIES: [&str; 5] = ["http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"];
+
+/// Which Debian, from where, with what.
+#[derive(Clone, Debug)]
+pub struct Base {
+    /// The release.
+    pub suite: String,
+    /// Where packages come from: an URL or a whole `deb` line. None: as this machine's own apt says, if it knows the
+    /// release, or Debian's own servers.
+    pub mirror: Option<String>,
+    /// Packages beside those that every base has.
+    pub packages: Vec<String>,
+}
+
+/// The program that builds. Dropping this ends it.
+pub(super) struct Building {
+    child: Arc<Mutex<Child>>,
+    watchdog: tokio::task::JoinHandle<()>,
+    scratch: PathBuf,
+}
+
+impl Default for Base {
+    fn default() -> Self {
+        Self { suite: "bookworm".into(), mirror: None, packages: Vec::new() }
+    }
+}
+
+impl Base {
+    /// Starts building; the archive comes as the pieces of a source.
+    pub(super) fn start(&self, scratch: PathBuf) -> Result<Source, Error> {
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o711).create(&scratch).map_err(failed("make directory", &scratch))?;
+        let mut command = self.command(&sources::of_this_machine(&self.suite))?;
+        command.env("TMPDIR", &scratch);
+        let argv = spelled(&command);
+        let mut child = command.spawn().map_err(|source| match source.kind() == io::ErrorKind::NotFound {
+            true => missing(),
+            false => Error::System { act: "start mmdebstrap".into(), source },
+        })?;
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let child = Arc::new(Mutex::new(child));
+        let late = Arc::clone(&child);
+        let watchdog = tokio::spawn(async move {
+            tokio::time::sleep(BUILD_WITHIN).await;
+            end(&late);
+        });
+        let building = Building { child: Arc::clone(&child), watchdog, scratch };
+        let (sender, pieces) = mpsc::channel(PIECES_WAITING);
+        let says = sender.clone();
+        let tail = std::thread::spawn(move || stderr.map_or_else(Vec::new, |stderr| listen(stderr, &says)));
+        tokio::task::spawn_blocking(move || {
+            let read =
+                stdout.map_or_else(|| Err(io::ErrorKind::BrokenPipe.into()), |out| pass_on(out, &sender));
+            let _ = sender.blocking_send(last(read, &child, tail, &argv));
+        });
+        Ok(Source { compression: Compression::None, pieces, _building: Some(building) })
+    }
+
+    fn command(&self, lines: &[String]) -> Result<Command, Error> {
+        let fine = |word: &str| word.chars().all(|c| c.is_ascii_alphanumeric() || "+-._:=~".contains(c));
+        let words = self.packages.iter().chain([&self.suite]);
+        if let Some(bad) =
+            words.into_iter().find(|word| word.is_empty() || word.starts_with('-') || !fine(word))
+        {
+            return Err(unsound(
+                format!("{bad:?} is neither a release nor a package of Debian"),
+                "Name a release such as bookworm, and packages by their names.",
+            ));
+        }
+        let packages = PACKAGES.into_iter().chain(self.packages.iter().map(String::as_str));
+        let mut command = Command::new("mmdebstrap");
+        command.args(["--variant=minbase", "--format=tar", "--aptopt=Acquire::Retries \"3\""]);
+        command.arg(format!("--include={}", packages.collect::<Vec<_>>().join(",")));
+        command.args(LEFT_OUT.map(|option| format!("--dpkgopt={option}")));
+        command.args(["--", &self.suite, "-"]);
+        match &self.mirror {
+            Some(mirror) if mirror.starts_with("deb ") || mirror.contains("://") => command.arg(mirror),
+            Some(mirror) => {
+                return Err(unsound(format!("{mirror:?} is no mirror"), "Give an URL or a `deb` line."));
+            }
+            None => command.args(lines),
+        };
+        command.env_clear().env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("LC_ALL", "C.UTF-8");
+        let upper = PROXIES.map(str::to_uppercase);
+        for name in PROXIES.into_iter().chain(upper.iter().map(String::as_str)) {
+            if let Some(value) = std::env::var_os(name) {
+                command.env(name, value);
+            }
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A group of its own, so that all of it can be ended.
+        command.process_group(0);
+        Ok(command)
+    }
+}
+
+impl Drop for Building {
+    fn drop(&mut self) {
+        self.watchdog.abort();
+        end(&self.child);
+        // Empty once the program has tidied up; otherwise the next command removes it.
+        let _ = fs::remove_dir(&self.scratch);
+    }
+}
+
+/// Asks the program and all it has started to end, if it still runs. It removes its mounts and files then.
+fn end(child: &Mutex<Child>) {
+    let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
+    // Only while it has not been waited for is its number its own.
+    if let (Ok(None), Some(group)) =
+        (child.try_wait(), i32::try_from(child.id()).ok().and_then(Pid::from_raw))
+    {
+        let _ = rustix::process::kill_process_group(group, Signal::TERM);
+    }
+}
+
+/// What to say last: the archive's digest if the program ended well, why not otherwise.
+fn last(read: io::Result<String>, child: &Mutex<Child>, tail: JoinHandle<Vec<u8>>, argv: &str) -> Piece {
+    let status = loop {
+        let status = child.lock().unwrap_or_else(PoisonError::into_inner).try_wait();
+        match status {
+            Ok(Some(status)) => break Ok(status),
+            Ok(None) => std::thread::sleep(WAIT_EVERY),
+            Err(error) => break Err(error),
+        }
+    };
+    let tail = tail.join().unwrap_or_default();
+    let failed = |status: String| {
+        let stderr = String::from_utf8_lossy(&tail).trim().to_owned();
+        Piece::Failed(Error::Runtime(runtime::Error::Command { argv: argv.to_owned(), status, stderr }))
+    };
+    match (status, read) {
+        (Ok(status), Ok(digest)) if status.success() => Piece::End(digest),
+        (Ok(status), _) if !status.success() => failed(say(status)),
+        (Ok(_), Err(source)) | (Err(source), _) => {
+            Piece::Failed(Error::System { act: "read the archive of mmdebstrap".into(), source })
+        }
+        (Ok(status), Ok(_)) => failed(say(status)),
+    }
+}
+
+/// Passes on what the program says, line by line, and keeps the end of it.
+fn listen(stderr: impl Read, says: &mpsc::Sender<Piece>) -> Vec<u8> {
+    let mut reader = BufReader::new(stderr);
+    let mut tail = Vec::new();
+    loop {
+        let mut line = Vec::new();
+        match reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return tail,
+            Ok(_) => {}
+        }
+        tail.extend(&line);
+        tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
+        let _ = says.blocking_send(Piece::Says(String::from_utf8_lossy(&line).trim_end().to_owned()));
+    }
+}
+
+fn say(status: ExitStatus) -> String {
+    match std::os::unix::process::ExitStatusExt::signal(&status) {
+        Some(signal) => format!("signal {signal}"),
+        None => format!("status {}", status.code().unwrap_or(-1)),
+    }
+}
+
+fn spelled(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+fn missing() -> Error {
+    Error::Request(api::Error {
+        code: ErrorCode::Unsupported,
+        message: "mmdebstrap, which makes Debian systems from packages, is not installed".into(),
+        layer: Layer::Platform,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: "apt-get install mmdebstrap".into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(base: &Base) -> Vec<String> {
+        let command = base.command(&["deb http://mirror/debian bookworm main".to_owned()]).unwrap();
+        command.get_args().map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn the_machines_own_sources_are_used_unless_a_mirror_is_named() {
+        let base = Base::default();
+        assert!(words(&base).ends_with(&[
+            "bookworm".into(),
+            "-".into(),
+            "deb http://mirror/debian bookworm main".into()
+        ]));
+        let base = Base { mirror: Some("http://other/debian".into()), ..base };
+        assert!(words(&base).ends_with(&["-".into(), "http://other/debian".into()]));
+    }
+
+    #[test]
+    fn words_that_would_be_options_are_refused() {
+        for bad in ["--hook=x", "", "a,b", "a b", "./x.deb"] {
+            let base = Base { packages: vec![bad.into()], ..Base::default() };
+            assert!(base.command(&[]).is_err(), "{bad}");
+        }
+        assert!(Base { mirror: Some("--x".into()), ..Base::default() }.command(&[]).is_err());
+        assert!(Base { packages: vec!["libstdc++6".into()], ..Base::default() }.command(&[]).is_ok());
+    }
+
+    #[test]
+    fn the_end_of_what_a_program_said_is_kept() {
+        let (sender, mut pieces) = mpsc::channel(10_000);
+        let text: String = (0..5000).map(|number| format!("line {number}\n")).collect();
+        let tail = listen(text.as_bytes(), &sender);
+        assert_eq!(tail.len(), TAIL_BYTES);
+        assert!(tail.ends_with(b"line 4999\n"));
+        assert!(matches!(pieces.try_recv(), Ok(Piece::Says(line)) if line == "line 0"));
+    }
+}

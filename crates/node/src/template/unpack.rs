@@ -1,0 +1,205 @@
+//! One layer, streamed into a sandbox made for nothing else.
+//!
+//! ```text
+//! thread: read, hash ──pieces──▶ body of PUT /layer ──▶ guest unpacks ──▶ report
+//! ```
+//!
+//! The thread's last piece says that all was read and is what it should be. Without it the body is aborted, and
+//! what the guest has unpacked so far goes with its sandbox.
+
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::SandboxId;
+use api::layer::{Compression, LayerReport};
+use api::limits::Limits;
+use bytes::Bytes;
+use http_body_util::channel::Channel;
+use hyper::Method;
+use runtime::{Profile, Runtime, Spec};
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
+
+use super::base::Building;
+use super::package::Blob;
+use super::{Progress, Unpacked, Watch, failed, image, layers};
+use crate::error::Error;
+use crate::link::Ask;
+use crate::sandbox::Sandbox;
+
+/// Pieces that wait to be sent, and bytes of one.
+const PIECES_WAITING: usize = 4;
+const PIECE_BYTES: usize = 256 * 1024;
+/// Pieces that wait inside the connection.
+const FRAMES_WAITING: usize = 2;
+/// One layer, from its first byte to its report: a slow disk and a build from packages need some of it.
+const LAYER_WITHIN: Duration = Duration::from_secs(40 * 60);
+/// The sandbox ends by itself a little later, should nobody be left to end it.
+const TTL_MS: u64 = 45 * 60 * 1000;
+
+/// What is needed to unpack one layer.
+pub(super) struct Unpack {
+    pub(super) runtime: Arc<dyn Runtime>,
+    pub(super) id: SandboxId,
+    /// The root of the sandbox.
+    pub(super) empty: PathBuf,
+    pub(super) guest: PathBuf,
+    /// The directory to fill.
+    pub(super) target: PathBuf,
+    /// Layers below, the lowest first.
+    pub(super) done: Vec<PathBuf>,
+    /// Whether it is the last of its image.
+    pub(super) top: bool,
+}
+
+/// Why a layer was not unpacked, and whether its sandbox is gone.
+pub(super) struct Failure {
+    pub(super) cause: Error,
+    pub(super) stopped: bool,
+}
+
+/// Where a layer's bytes come from.
+pub(super) struct Source {
+    pub(super) compression: Compression,
+    pub(super) pieces: mpsc::Receiver<Piece>,
+    /// The program whose output it is, which ends with this.
+    pub(super) _building: Option<Building>,
+}
+
+/// What the thread that reads has to say.
+pub(super) enum Piece {
+    /// Some bytes.
+    Bytes(Bytes),
+    /// Something for people.
+    Says(String),
+    /// All was read; the digest of it.
+    End(String),
+    /// It cannot go on.
+    Failed(Error),
+}
+
+impl Source {
+    /// A blob of an image, which must have this digest if one is given.
+    pub(super) fn blob(blob: Blob, digest: Option<String>) -> Result<Self, Error> {
+        let compression = Compression::sniff(&blob.first()?);
+        let (sender, pieces) = mpsc::channel(PIECES_WAITING);
+        tokio::task::spawn_blocking(move || {
+            let last = match pass_on(blob, &sender) {
+                Err(error) => Piece::Failed(failed("read", "the image".as_ref())(error)),
+                Ok(found) => match digest {
+                    Some(digest) if digest != found => {
+                        Piece::Failed(image::mismatch("layer", &digest, &found))
+                    }
+                    _ => Piece::End(found),
+                },
+            };
+            let _ = sender.blocking_send(last);
+        });
+        Ok(Self { compression, pieces, _building: None })
+    }
+}
+
+impl Unpack {
+    /// Unpacks, and ends the sandbox whatever came of it.
+    pub(super) async fn run(self, source: Source, watch: Watch<'_>) -> Result<Unpacked, Failure> {
+        let spec = Spec {
+            layers: vec![self.empty.clone()],
+            limits: Limits { ttl_ms: TTL_MS, ..Limits::default() },
+            profile: Profile::Unpack { done: self.done.clone(), target: self.target.clone() },
+            guest: self.guest.clone(),
+        };
+        let unpacked = match Sandbox::start(Arc::clone(&self.runtime), self.id.clone(), &spec).await {
+            Err(error) => Err(error),
+            Ok(sandbox) => {
+                let unpacked = self.stream(&sandbox, source, watch).await;
+                sandbox.stop(Duration::ZERO).await.and(unpacked)
+            }
+        };
+        match unpacked {
+            Ok(unpacked) => Ok(unpacked),
+            Err(cause) => {
+                let left = self.runtime.list().await;
+                let stopped = left.is_ok_and(|left| left.iter().all(|listed| listed.id != self.id));
+                Err(Failure { cause, stopped })
+            }
+        }
+    }
+
+    async fn stream(&self, sandbox: &Sandbox, source: Source, watch: Watch<'_>) -> Result<Unpacked, Error> {
+        let path = format!(
+            "/layer?compression={}&top={}&done={}",
+            source.compression.name(),
+            u8::from(self.top),
+            self.done.len()
+        );
+        let ask = Ask { method: Method::PUT, path, body: Bytes::new() };
+        let (sender, body) = Channel::new(FRAMES_WAITING);
+        let asking = sandbox.link().stream::<LayerReport>(&ask, body, LAYER_WITHIN);
+        let feeding = feed(source.pieces, sender, watch);
+        tokio::pin!(asking, feeding);
+        // A guest that refuses the layer answers before it has read all of it.
+        let digest = tokio::select! {
+            biased;
+            fed = &mut feeding => fed?,
+            report = &mut asking => {
+                report?;
+                return Err(Error::Protocol("the guest reported a layer before its end".into()));
+            }
+        };
+        match digest {
+            Some(digest) => Ok(Unpacked { report: asking.await?, digest }),
+            None => {
+                asking.await?;
+                Err(Error::Protocol("the guest stopped reading a layer and reported it".into()))
+            }
+        }
+    }
+}
+
+/// Reads to the end, hashing, and hands on what it reads. Stops early when nobody takes it.
+pub(super) fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<Piece>) -> io::Result<String> {
+    let mut hasher = Sha256::new();
+    loop {
+        let mut bytes = Vec::with_capacity(PIECE_BYTES);
+        reader.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut bytes)?;
+        if bytes.is_empty() {
+            return Ok(format!("sha256:{}", layers::hexadecimal(&hasher.finalize())));
+        }
+        hasher.update(&bytes);
+        if sender.blocking_send(Piece::Bytes(bytes.into())).is_err() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+    }
+}
+
+/// Hands pieces on to the connection. Gives the digest of all, or none when the guest stopped reading.
+async fn feed(
+    mut pieces: mpsc::Receiver<Piece>,
+    mut sender: http_body_util::channel::Sender<Bytes, io::Error>,
+    watch: Watch<'_>,
+) -> Result<Option<String>, Error> {
+    let mut sent = 0;
+    loop {
+        match pieces.recv().await {
+            Some(Piece::Bytes(bytes)) => {
+                sent += bytes.len() as u64;
+                if sender.send_data(bytes).await.is_err() {
+                    return Ok(None);
+                }
+                watch(Progress::Bytes(sent));
+            }
+            Some(Piece::Says(text)) => watch(Progress::Says(&text)),
+            Some(Piece::End(digest)) => return Ok(Some(digest)),
+            Some(Piece::Failed(error)) => {
+                sender.abort(io::ErrorKind::InvalidData.into());
+                return Err(error);
+            }
+            None => {
+                sender.abort(io::ErrorKind::UnexpectedEof.into());
+                return Err(failed("read", "the layer".as_ref())(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+    }
+}
