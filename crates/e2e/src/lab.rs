@@ -1,5 +1,6 @@
 //! A place to try sandboxes in: a data directory of its own, a real runtime, and a look at what is left afterwards.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,7 +26,6 @@ pub struct Lab {
     /// The machine as `belljar` sees it.
     pub machine: Machine,
     layer: PathBuf,
-    count: AtomicU32,
     /// Kept last: the directory goes when everything else is gone.
     data: TempDir,
 }
@@ -38,7 +38,7 @@ impl Lab {
         std::fs::set_permissions(data.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
         let machine = Machine::open(data.path()).expect("the data directory");
         let runtime = machine.runtime(runtime).unwrap_or_else(|error| panic!("{runtime}: {error}"));
-        Self { runtime, machine, layer: layer::base(), count: AtomicU32::new(0), data }
+        Self { runtime, machine, layer: layer::base(), data }
     }
 
     /// Where this lab keeps things.
@@ -56,9 +56,15 @@ impl Lab {
         }
     }
 
+    /// What this lab's sandboxes can leave behind.
+    pub fn traces(&self) -> Traces {
+        Traces::of(&[&format!("t{}n", std::process::id()), &self.data.path().to_string_lossy()])
+    }
+
     /// A name that this lab has not used.
     pub fn id(&self) -> SandboxId {
-        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
         format!("t{}n{number}", std::process::id()).parse().unwrap()
     }
 
@@ -84,18 +90,28 @@ pub fn on(runtimes: &[&str], test: impl AsyncFn(&Lab)) {
     let chosen = std::env::var("BELLJAR_RUNTIMES").ok();
     let wanted = |name: &str| chosen.as_deref().is_none_or(|list| list.split(',').any(|one| one == name));
     for name in runtimes.iter().filter(|name| wanted(name)) {
-        let before = Traces::look();
         let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let lab = Lab::new(name);
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            executor.block_on(async {
+                tokio::time::timeout(TEST_WITHIN, test(&lab))
+                    .await
+                    .unwrap_or_else(|_| panic!("{name}: too slow"));
+            });
+        }));
         executor.block_on(async {
-            tokio::time::timeout(TEST_WITHIN, test(&lab)).await.unwrap_or_else(|_| panic!("{name}: too slow"));
             for listed in lab.runtime.list().await.unwrap() {
                 lab.runtime.stop(&listed.id, Duration::ZERO).await.unwrap();
             }
         });
+        if let Err(panic) = done {
+            eprintln!("on {name}:");
+            resume_unwind(panic);
+        }
+        let traces = lab.traces();
         drop(lab);
         executor.shutdown_background();
-        before.assert_nothing_left();
+        traces.assert_nothing_left();
     }
 }
 

@@ -11,8 +11,15 @@
 //! `just attacks` set it, so that `cargo test` is safe on anybody's machine.
 
 // A library for tests: it fails as tests do.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::indexing_slicing)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::indexing_slicing
+)]
 
+pub mod cutter;
 pub mod lab;
 pub mod layer;
 pub mod traces;

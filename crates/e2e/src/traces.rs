@@ -1,5 +1,8 @@
 //! What sandboxes can leave on a machine, looked at from outside: processes, cgroups, mounts, loop devices,
 //! namespaces.
+//!
+//! A look sees only what carries a mark: a part of a sandbox's name or of the data directory's. Other sandboxes on
+//! the machine are nobody's leak.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,15 +11,20 @@ use std::time::{Duration, Instant};
 /// Orphans are reaped by process 1 of the machine, which may take its time.
 const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 
-/// A look at the machine.
-#[derive(Debug, Default, PartialEq, Eq)]
+/// What to look for.
+#[derive(Clone, Debug)]
 pub struct Traces {
-    seen: BTreeSet<String>,
+    marks: Vec<String>,
 }
 
 impl Traces {
-    /// Looks.
-    pub fn look() -> Self {
+    /// Of sandboxes whose names, directories or command lines hold one of these.
+    pub fn of(marks: &[&str]) -> Self {
+        Self { marks: marks.iter().map(|mark| (*mark).to_owned()).collect() }
+    }
+
+    /// What is there now.
+    pub fn left(&self) -> BTreeSet<String> {
         let mut seen = BTreeSet::new();
         processes(&mut seen);
         cgroups(Path::new("/sys/fs/cgroup"), 3, &mut seen);
@@ -27,12 +35,9 @@ impl Traces {
                 seen.insert(format!("loop {} {}", entry.file_name().to_string_lossy(), file.trim()));
             }
         }
-        Self { seen }
-    }
-
-    /// What is here now and was not here then.
-    pub fn left(&self) -> Vec<String> {
-        Self::look().seen.difference(&self.seen).cloned().collect()
+        seen.retain(|trace| self.marks.iter().any(|mark| trace.contains(mark)));
+        seen.extend(zombies());
+        seen
     }
 
     /// Fails with a list of what is left, once it has had time to go.
@@ -49,22 +54,34 @@ impl Traces {
     }
 }
 
-/// Processes of sandboxes and of what starts them, by what their command line or cgroup says; zombies included.
-/// A namespace lives no longer than its last process, mount or descriptor, so those three tell of it too.
+/// All processes with their command lines and cgroups. A namespace lives no longer than its last process, mount or
+/// descriptor, so those tell of it too.
 fn processes(seen: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        let read = |name: &str| std::fs::read(entry.path().join(name)).unwrap_or_default();
-        let command = String::from_utf8_lossy(&read("cmdline")).replace('\0', " ");
-        let cgroup = String::from_utf8_lossy(&read("cgroup")).into_owned();
-        let stat = String::from_utf8_lossy(&read("stat")).into_owned();
-        let zombie = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'));
-        let named = ["/.belljar/guest", "runsc", "runc "].iter().any(|word| command.contains(word));
-        let zombie_of_ours = zombie && ["(guest)", "(exe)", "(runc", "(runsc"].iter().any(|name| stat.contains(name));
-        if named || zombie_of_ours || cgroup.contains("/belljar/") {
-            seen.insert(format!("process {pid} {command} {}", stat.split(' ').nth(1).unwrap_or_default()));
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        if pid == std::process::id() {
+            continue;
         }
+        let read = |name: &str| {
+            String::from_utf8_lossy(&std::fs::read(entry.path().join(name)).unwrap_or_default()).into_owned()
+        };
+        let cgroups = read("cgroup");
+        let cgroup = cgroups.lines().find(|line| line.contains("/belljar/")).unwrap_or_default();
+        seen.insert(format!("process {pid} {} {cgroup}", read("cmdline").replace('\0', " ")));
     }
+}
+
+/// Dead children of this process that nobody has collected.
+fn zombies() -> BTreeSet<String> {
+    let me = format!(" Z {} ", std::process::id());
+    let stats = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    stats
+        .filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok())
+        .filter(|stat| stat.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(&me)))
+        .map(|stat| format!("zombie {}", stat.split(')').next().unwrap_or_default()))
+        .collect()
 }
 
 /// Cgroups below a directory named `belljar`.

@@ -172,7 +172,8 @@ fn ten_thousand_orphans_leave_no_zombie() {
                        os._exit(0)\n os.waitpid(p,0)\nprint('done')";
         let done = collect(&sandbox, &exec(&["python3", "-c", orphans])).await;
         assert_eq!((text(&done).as_str(), &done.end.outcome), ("done\n", &exited(0)));
-        let zombies = sh(&sandbox, "grep -l '^State:.Z' /proc/[0-9]*/status | wc -l; ls -d /proc/[0-9]* | wc -l").await;
+        let zombies =
+            sh(&sandbox, "grep -l '^State:.Z' /proc/[0-9]*/status | wc -l; ls -d /proc/[0-9]* | wc -l").await;
         let counts: Vec<u32> = text(&zombies).split_whitespace().map(|word| word.parse().unwrap()).collect();
         assert_eq!(counts[0], 0);
         assert!(counts[1] < 10, "{counts:?}");
@@ -194,7 +195,10 @@ fn long_command_lines_work_or_are_refused_by_name() {
         let too_long = exec(&["/bin/echo", &"x".repeat(200_000)]);
         let error = start(&sandbox, &too_long).await.err().unwrap().to_api();
         assert_eq!((error.code, error.ran), (ErrorCode::LimitExceeded, Ran::No));
-        let many = ExecSpec { env: (0..40).map(|n| (format!("V{n}"), "v".repeat(60_000))).collect(), ..exec(&["env"]) };
+        let many = ExecSpec {
+            env: (0..40).map(|n| (format!("V{n}"), "v".repeat(60_000))).collect(),
+            ..exec(&["env"])
+        };
         assert_eq!(start(&sandbox, &many).await.err().unwrap().to_api().code, ErrorCode::LimitExceeded);
     });
 }
@@ -219,7 +223,9 @@ fn signals_reach_all_processes_of_an_exec_and_no_others() {
     on(BOTH, async |lab| {
         let sandbox = lab.sandbox().await;
         let other = start(&sandbox, &exec(&["sleep", "600"])).await.unwrap();
-        let exec = start(&sandbox, &script("sleep 601 & sleep 602 & trap 'echo got; exit 5' INT; wait")).await.unwrap();
+        let exec = start(&sandbox, &script("sleep 601 & sleep 602 & trap 'echo got; exit 5' INT; wait"))
+            .await
+            .unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(exec.signal(2).await.unwrap(), 3);
         assert!(exec.signal(0).await.is_err() && exec.signal(99).await.is_err());
@@ -234,7 +240,8 @@ fn signals_reach_all_processes_of_an_exec_and_no_others() {
 fn what_an_exec_leaves_behind_can_be_ended_with_it() {
     on(BOTH, async |lab| {
         let sandbox = lab.sandbox().await;
-        let spec = ExecSpec { background: Background::Kill, ..script("(setsid sleep 600 &); sleep 601 & echo ok") };
+        let spec =
+            ExecSpec { background: Background::Kill, ..script("(setsid sleep 600 &); sleep 601 & echo ok") };
         let done = collect(&sandbox, &spec).await;
         assert_eq!((text(&done).as_str(), done.end.left_running), ("ok\n", 0));
         assert_eq!(sandbox.execs().await.unwrap().last().unwrap().processes, 0);

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 use crate::init;
 use crate::memory::{self, Kills};
+use crate::spare;
 use crate::spool::{Spool, Taken};
 use crate::sweep::{self, Whom};
 use crate::watched::{Watched, watch};
@@ -72,7 +73,7 @@ impl Exec {
     /// An exec whose process has just been started.
     pub fn new(id: ExecId, spec: &ExecSpec, fingerprint: u64, group: u32, kills: Rc<Kills>) -> Self {
         let bytes = spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES);
-        let spool = || Spool::new(spec.output, bytes, spool_file);
+        let spool = || Spool::new(spec.output, bytes, spare::take);
         let mut argv = spec.argv.join(" ");
         argv.truncate(argv.floor_char_boundary(limits::ARGV_SHOWN_BYTES));
         Self {
@@ -182,7 +183,7 @@ impl Exec {
             .clone()
             .map(|(stream, pipe)| tokio::task::spawn_local(Rc::clone(&self).pump(stream, pipe)));
         self.until_decided().await;
-        if self.status.get().is_none() || self.background == Background::Kill {
+        if self.status.get().is_none() || self.background == Background::Kill || self.is_struck() {
             self.until_swept().await;
         }
         for pump in pumps {
@@ -242,14 +243,18 @@ impl Exec {
         }
     }
 
+    /// Whether the kernel has killed for memory since it was started.
+    fn is_struck(&self) -> bool {
+        self.kills.count() > self.kills_before
+    }
+
     /// Decides the outcome. From here on it has ended, whoever still holds its pipes.
     fn finish(&self, left_running: u32) {
         let natural = || self.status.get().map_or(Outcome::Unknown, init::outcome);
-        let struck = self.kills.count() > self.kills_before;
         let outcome = match self.reason.borrow().clone() {
             Some(reason) => reason,
             // The kernel ends all of user code for memory, or we do: whoever ran then ran out.
-            None if struck => Outcome::Oom,
+            None if self.is_struck() => Outcome::Oom,
             None => natural(),
         };
         if outcome == Outcome::Oom {
@@ -351,12 +356,4 @@ async fn discard(pipe: Rc<Watched>) {
 
 fn pending(pipe: &Watched) -> usize {
     rustix::io::ioctl_fionread(pipe.get_ref()).ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
-}
-
-/// A file without a name on the sandbox's disk, in the blocks that user code cannot fill.
-fn spool_file() -> io::Result<std::fs::File> {
-    let path = "/.belljar/spool/next";
-    let file = std::fs::File::options().read(true).write(true).create(true).truncate(true).open(path)?;
-    std::fs::remove_file(path)?;
-    Ok(file)
 }

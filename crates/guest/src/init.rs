@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 
 use crate::table::Table;
-use crate::{dial, serve, sweep};
+use crate::{dial, serve, spare, sweep};
 
 /// The first wait after a failed dial. A restarted node listens within milliseconds.
 const REDIAL_FIRST: Duration = Duration::from_millis(5);
@@ -30,6 +30,7 @@ pub fn run(ttl: Duration) -> ExitCode {
     };
     // Nobody inside may read this process's memory or descriptors, whatever uid they have.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+    spare::make_ahead();
     LocalSet::new().block_on(&runtime, async move {
         let table = Rc::new(Table::new());
         let (Ok(children), Ok(mut terminate)) =

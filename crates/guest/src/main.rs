@@ -10,6 +10,7 @@
 //! | [`launch`] | the one place that makes a process |
 //! | [`spool`] | the bounded store of one output stream |
 //! | [`stdin`] | the standard input of an exec |
+//! | [`spare`] | files for spools, made before user code can take every inode |
 //! | [`output`] | the frames a reader of an exec gets |
 //! | [`sweep`] | finding and ending all processes of an exec by its group |
 //! | [`memory`] | telling that memory was used up, and tidying after it |
@@ -30,6 +31,7 @@ mod memory;
 mod output;
 mod posture;
 mod serve;
+mod spare;
 mod spool;
 mod stdin;
 mod sweep;

@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::sync::Notify;
@@ -18,6 +19,10 @@ use crate::watched::{Watched, watch};
 
 /// What is left here after a memory kill stays charged and would kill the next exec too.
 const SHARED_MEMORY: &str = "/dev/shm";
+
+/// A kill follows its event within a millisecond or so; a second is for a machine that has better things to do.
+const KILL_LOOKS: u32 = 500;
+const KILL_LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// The count of memory kills, as far as this tier has one.
 #[derive(Default)]
@@ -50,14 +55,25 @@ impl Kills {
         kills_in(&String::from_utf8_lossy(buffer.get(..length).unwrap_or_default()))
     }
 
+    /// The count once it is larger: the kernel tells of the need to kill before it kills.
+    async fn more_than(&self, known: u64) -> Option<u64> {
+        for _ in 0..KILL_LOOKS {
+            match self.count() {
+                now if now > known => return Some(now),
+                _ => tokio::time::sleep(KILL_LOOK_EVERY).await,
+            }
+        }
+        None
+    }
+
     async fn watch(self: Rc<Self>, event: Watched) {
         let mut known = self.count();
         while let Ok(mut ready) = event.readable().await {
             let mut buffer = [0; 8];
             let _ = rustix::io::read(event.get_ref(), &mut buffer);
             ready.clear_ready();
-            let now = self.count();
-            if now > known {
+            drop(ready);
+            if let Some(now) = self.more_than(known).await {
                 known = now;
                 self.struck.notify_waiters();
                 sweep::kill(Whom::Everybody).await;

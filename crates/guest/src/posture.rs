@@ -16,6 +16,8 @@ pub fn print() -> ExitCode {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
     let mut posture = Posture::parse(&read("status"), &read("limits"));
     posture.descriptors = descriptors;
+    // Asked for, not read: gVisor's /proc does not show it.
+    posture.no_new_privileges = rustix::thread::no_new_privs().unwrap_or(false);
     posture.namespaces = NAMESPACES
         .into_iter()
         .filter_map(|kind| {

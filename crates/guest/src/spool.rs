@@ -17,6 +17,8 @@ use std::os::unix::fs::FileExt;
 
 use api::exec::OutputMode;
 
+use crate::spare;
+
 /// What most execs write fits; a thousand idle ones cost nothing.
 pub const MEMORY_BYTES: u64 = 64 * 1024;
 
@@ -168,7 +170,9 @@ impl Spool {
 
     /// Lets go of everything kept.
     pub fn forget(&mut self) {
-        self.place = Place::Nowhere;
+        if let Place::File(file) = std::mem::replace(&mut self.place, Place::Nowhere) {
+            spare::give_back(file);
+        }
         self.head = 0;
         self.floor = self.written;
     }
@@ -242,6 +246,12 @@ impl Spool {
         self.head = self.head.min(self.written - count);
         self.floor = self.written;
         self.unstored += count;
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        self.forget();
     }
 }
 

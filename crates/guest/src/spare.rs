@@ -1,0 +1,45 @@
+//! Spare files for spools.
+//!
+//! The sandbox's disk reserves blocks for the guest, but no inodes: user code can take them all. So some files are
+//! made before user code exists, and a file that an exec is done with is emptied and used again.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io;
+
+/// The two streams of one flood while user code holds every inode, and one exec more.
+const MADE_AHEAD: usize = 4;
+/// Where the sandbox's disk is bound for the guest alone.
+const DIRECTORY: &str = "/.belljar/spool";
+
+thread_local! {
+    static SPARE: RefCell<Vec<File>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Makes some files ahead. Called before user code exists.
+pub fn make_ahead() {
+    SPARE.with_borrow_mut(|spare| spare.extend((0..MADE_AHEAD).map_while(|_| make().ok())));
+}
+
+/// An empty file without a name, in the blocks that user code cannot fill.
+pub fn take() -> io::Result<File> {
+    SPARE.with_borrow_mut(Vec::pop).map_or_else(make, Ok)
+}
+
+/// Takes back a file that is not needed any more.
+pub fn give_back(file: File) {
+    let keep = |spare: &mut Vec<File>| {
+        if spare.len() < MADE_AHEAD && file.set_len(0).is_ok() {
+            spare.push(file);
+        }
+    };
+    // At the very end of the process there is nothing to give back to.
+    let _ = SPARE.try_with(|spare| keep(&mut spare.borrow_mut()));
+}
+
+fn make() -> io::Result<File> {
+    let path = format!("{DIRECTORY}/next");
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
