@@ -183,6 +183,14 @@ impl Builder {
     }
 }
 
+/// A layer with nothing in it but the places that a sandbox mounts things on.
+///
+/// # Errors
+/// The data directory cannot be written.
+pub async fn empty(data: &Path) -> Result<PathBuf, Error> {
+    Layers::open(data).await?.empty()
+}
+
 /// What came of unpacking a layer.
 struct Unpacked {
     /// What the guest says.

@@ -1,0 +1,223 @@
+//! `belljar doctor`: what this machine can do, proved by doing it.
+//!
+//! A tier is `ok` when a real sandbox of it started, its posture was the promised one and a command in it answered;
+//! `degraded` when the same holds but the version lacks known fixes; `refused` when it does not, with the reason and
+//! the fix. Nothing is concluded from a version alone.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use api::Error;
+use api::limits::Limits;
+use node::{Machine, Sandbox, machine};
+use runtime::oci::Flavor;
+use runtime::{Profile, Spec, Tier};
+
+use crate::{advisories, run, show};
+
+/// How to show it.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Writes JSON instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found out about one part.
+struct Finding {
+    part: String,
+    version: String,
+    verdict: Verdict,
+    detail: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Ok,
+    Degraded,
+    Refused,
+    Absent,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Degraded => "degraded",
+            Self::Refused => "refused",
+            Self::Absent => "absent",
+        }
+    }
+
+    /// What works, and whether all of its known fixes are there.
+    fn working(lacking: &[&str]) -> Self {
+        if lacking.is_empty() { Self::Ok } else { Self::Degraded }
+    }
+}
+
+/// Looks; exits with 1 when no tier works.
+pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
+    if !is_root() {
+        return Err(Error::invalid("doctor must be root to start sandboxes", "Run it again with sudo."));
+    }
+    let machine = Machine::open(data).map_err(|error| error.to_api())?;
+    run::tidy(&machine).await?;
+    let mut host = vec![kernel(), memory_controllers()];
+    host.extend([
+        tool("mke2fs", "e2fsprogs", "the sandbox's disk", Verdict::Refused),
+        tool("mmdebstrap", "mmdebstrap", "`belljar template build base`", Verdict::Absent),
+    ]);
+    let mut tiers = Vec::new();
+    for flavor in Machine::flavors() {
+        tiers.push(tier(&machine, flavor).await);
+    }
+    let works = tiers.iter().any(|tier| matches!(tier.verdict, Verdict::Ok | Verdict::Degraded));
+    if arguments.json {
+        let list = |findings: &[Finding]| findings.iter().map(Finding::json).collect::<Vec<_>>();
+        let report = serde_json::json!({
+            "belljar": env!("CARGO_PKG_VERSION"), "works": works, "host": list(&host), "tiers": list(&tiers),
+        });
+        show::line(&report.to_string());
+    } else {
+        show::line(&format!("belljar {} on {}\n", env!("CARGO_PKG_VERSION"), machine.data().display()));
+        print("part", &host);
+        show::line("");
+        print("tier", &tiers);
+        show::line(if works {
+            "\nThis machine runs sandboxes."
+        } else {
+            "\nThis machine runs no sandboxes: mend what is refused."
+        });
+    }
+    Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Starts a sandbox of the tier, with nothing in it but the guest, and asks it something.
+async fn tier(machine: &Machine, flavor: Flavor) -> Finding {
+    let part = format!("{} ({})", tier_name(flavor.tier), flavor.name);
+    let finding = |version: &str, verdict, detail: String| Finding {
+        part: part.clone(),
+        version: version.into(),
+        verdict,
+        detail,
+    };
+    let Ok(flavor) = flavor.clone().find() else {
+        return finding("-", Verdict::Absent, format!("to have this tier: {}", install(flavor.name)));
+    };
+    let version = version_of(&flavor);
+    match try_out(machine, flavor.name).await {
+        Ok(took) => {
+            let lacking = advisories::lacking(flavor.name, &version);
+            let detail = match lacking.as_slice() {
+                [] => format!("a sandbox started, was sealed as promised and answered in {took:.0?}"),
+                names => format!(
+                    "works ({took:.0?}); upstream fixed {} after this version: check that your distribution did, or install a newer one",
+                    names.join(", ")
+                ),
+            };
+            finding(&version, Verdict::working(&lacking), detail)
+        }
+        Err(error) => finding(&version, Verdict::Refused, format!("{}. {}", error.message, error.fix)),
+    }
+}
+
+async fn try_out(machine: &Machine, runtime: &str) -> Result<Duration, Error> {
+    let runtime = machine.runtime(runtime).map_err(|error| error.to_api())?;
+    let layer = node::template::empty(machine.data()).await.map_err(|error| error.to_api())?;
+    let spec = Spec {
+        layers: vec![layer],
+        limits: Limits { disk_bytes: Limits::MIN.disk_bytes, ttl_ms: 60_000, ..Limits::default() },
+        profile: Profile::Run,
+        guest: machine.guest().to_owned(),
+    };
+    let began = Instant::now();
+    let id = machine::fresh_id().map_err(|error| error.to_api())?;
+    // A start runs an exec and compares its posture: there is nothing left to ask.
+    let sandbox = Sandbox::start(runtime, id, &spec).await.map_err(|error| error.to_api())?;
+    let took = began.elapsed();
+    sandbox.stop(Duration::ZERO).await.map_err(|error| error.to_api())?;
+    Ok(took)
+}
+
+fn kernel() -> Finding {
+    let version = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
+    let lacking = advisories::lacking("linux", &version);
+    let detail = match lacking.as_slice() {
+        [] => "no known fix is missing by its version".to_owned(),
+        names => format!("upstream fixed {} after this version: update the kernel", names.join(", ")),
+    };
+    Finding { part: "linux".into(), version, verdict: Verdict::working(&lacking), detail }
+}
+
+fn memory_controllers() -> Finding {
+    let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let version = if unified { "2" } else { "1" };
+    let (verdict, detail) = if unified || Path::new("/sys/fs/cgroup/memory").exists() {
+        (Verdict::Ok, "limits of memory, processes and processor time can be set")
+    } else {
+        (Verdict::Refused, "no memory controller: mount cgroups at /sys/fs/cgroup")
+    };
+    Finding { part: "cgroups".into(), version: version.into(), verdict, detail: detail.into() }
+}
+
+fn tool(name: &str, package: &str, purpose: &str, without: Verdict) -> Finding {
+    let directories = std::env::var_os("PATH").unwrap_or_default();
+    let mut places: Vec<_> = std::env::split_paths(&directories).collect();
+    places.extend(["/usr/sbin", "/sbin"].map(Into::into));
+    let (verdict, detail) = if places.iter().any(|place| place.join(name).is_file()) {
+        (Verdict::Ok, format!("for {purpose}"))
+    } else {
+        (without, format!("needed for {purpose}: apt-get install {package}"))
+    };
+    Finding { part: name.into(), version: "-".into(), verdict, detail }
+}
+
+fn version_of(flavor: &Flavor) -> String {
+    let output = std::process::Command::new(&flavor.binary).arg("--version").output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let first = text.lines().next().unwrap_or_default();
+    first.split_whitespace().next_back().unwrap_or("unknown").to_owned()
+}
+
+fn install(name: &str) -> &'static str {
+    match name {
+        "runc" => "apt-get install runc",
+        "runsc" => "apt-get install -t bookworm-backports runsc",
+        _ => "cargo install youki",
+    }
+}
+
+fn tier_name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Container => "container",
+        Tier::UserKernel => "user-kernel",
+    }
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0)
+}
+
+fn print(head: &str, findings: &[Finding]) {
+    let rows: Vec<_> = findings
+        .iter()
+        .map(|finding| {
+            vec![
+                finding.part.clone(),
+                finding.version.clone(),
+                finding.verdict.word().into(),
+                finding.detail.clone(),
+            ]
+        })
+        .collect();
+    show::table(&[head, "version", "verdict", "what was found"], &rows);
+}
+
+impl Finding {
+    fn json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "part": self.part, "version": self.version, "verdict": self.verdict.word(), "detail": self.detail,
+        })
+    }
+}

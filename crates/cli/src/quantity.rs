@@ -1,0 +1,84 @@
+//! Sizes and times as people write them: `512M`, `1.5G`, `90s`, `none`.
+
+use std::time::Duration;
+
+/// A number of bytes: digits, and `K`, `M`, `G` (or `KiB`, `MiB`, `GiB`) for powers of 1024.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale: u64 = match unit.trim_end_matches("iB").trim_end_matches('B').to_ascii_uppercase().as_str() {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        _ => return Err(format!("{unit:?} is not a unit of size; use K, M or G")),
+    };
+    let value: f64 = number.parse().map_err(|_| format!("{text:?} is not a size; write it like 512M"))?;
+    // Exact for every size below 8 PiB.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+    Ok((value * scale as f64) as u64)
+}
+
+/// A time limit: a number with `ms`, `s`, `m` or `h` (seconds without), or `none` for no limit of its own.
+pub fn limit(text: &str) -> Result<Limit, String> {
+    if text == "none" {
+        return Ok(Limit(None));
+    }
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("{unit:?} is not a unit of time; use ms, s, m or h")),
+    };
+    let value: f64 = number.parse().map_err(|_| format!("{text:?} is not a time; write it like 90s"))?;
+    let time = Duration::try_from_secs_f64(value * scale).map_err(|error| error.to_string())?;
+    if time.is_zero() {
+        return Err("0 is no time at all; write `none` for no limit of its own".into());
+    }
+    Ok(Limit(Some(time)))
+}
+
+/// A time limit, or none of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit(pub Option<Duration>);
+
+/// A size as people read it.
+pub fn show_bytes(bytes: u64) -> String {
+    let units = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    match units.into_iter().find(|(_, scale)| bytes >= *scale) {
+        Some((unit, scale)) if bytes.is_multiple_of(scale) => format!("{} {unit}", bytes / scale),
+        #[expect(clippy::cast_precision_loss)]
+        Some((unit, scale)) => format!("{:.1} {unit}", bytes as f64 / scale as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        assert_eq!(bytes("512M"), Ok(512 << 20));
+        assert_eq!(bytes("1.5GiB"), Ok(3 << 29));
+        assert_eq!(bytes("100"), Ok(100));
+        assert!(bytes("-1M").is_err() && bytes("").is_err() && bytes("1T").is_err());
+        assert_eq!(show_bytes(512 << 20), "512 MiB");
+        assert_eq!(show_bytes(1536), "1.5 KiB");
+    }
+
+    /// Scenario 32: zero, none, negative and huge.
+    #[test]
+    fn a_time_limit_is_a_time_or_none() {
+        assert_eq!(limit("90"), Ok(Limit(Some(Duration::from_secs(90)))));
+        assert_eq!(limit("250ms"), Ok(Limit(Some(Duration::from_millis(250)))));
+        assert_eq!(limit("none"), Ok(Limit(None)));
+        for bad in ["0", "0s", "-1", "1e400", "soon", "5d", ""] {
+            assert!(limit(bad).is_err(), "{bad}");
+        }
+    }
+}
