@@ -25,6 +25,9 @@ pub fn limit(text: &str) -> Result<Limit, String> {
     if text == "none" {
         return Ok(Limit(None));
     }
+    if text.starts_with('-') {
+        return Err("a time limit is not negative; write `none` for no limit of its own".into());
+    }
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let scale = match unit {

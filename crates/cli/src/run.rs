@@ -199,9 +199,9 @@ async fn feed(exec: &Exec) {
         let count = stdin.read(&mut buffer).await.unwrap_or(0);
         let bytes = bytes::Bytes::copy_from_slice(buffer.get(..count).unwrap_or_default());
         // The sandbox ends first: a command that never reads must not fail the run.
-        let sent =
-            exec.write_stdin(offset, bytes, count == 0, Duration::from_millis(limits::DEADLINE_MS_MAX));
-        if count == 0 || sent.await.is_err() {
+        let within = Duration::from_millis(limits::DEADLINE_MS_MAX);
+        let sent = exec.write_stdin(offset, bytes, count == 0, within).await;
+        if count == 0 || sent.is_err() {
             return;
         }
         offset += count as u64;

@@ -1,6 +1,15 @@
 //! Ends of real sandboxes: deadlines, deaths, restarts and leaks. Numbers are those of the list of regression
 //! scenarios.
 
+// A test fails by panicking.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr
+)]
+
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -29,13 +29,19 @@ const OVERDUE: Duration = Duration::from_secs(2);
 /// Bytes read before the guest is told, in mode `block`, as a part of what the spool holds.
 const CONSUME_PARTS: u64 = 4;
 
+/// The sandbox that an exec is in.
+#[derive(Clone)]
+pub(crate) struct Home {
+    pub id: SandboxId,
+    pub runtime: Arc<dyn Runtime>,
+    pub link: Arc<Link>,
+    pub memory_bytes: u64,
+}
+
 /// A reader of one exec.
 pub struct Exec {
     id: ExecId,
-    sandbox: SandboxId,
-    link: Arc<Link>,
-    runtime: Arc<dyn Runtime>,
-    memory_bytes: u64,
+    home: Home,
     position: [u64; 2],
     dropped: [u64; 2],
     /// What was last told to the guest as taken, where the mode is `block`.
@@ -88,42 +94,26 @@ pub struct Collected {
 
 impl Exec {
     /// Starts the command, or attaches to the exec that the same request started before.
-    pub(crate) async fn start(
-        link: Arc<Link>,
-        runtime: Arc<dyn Runtime>,
-        sandbox: SandboxId,
-        id: ExecId,
-        spec: &ExecSpec,
-        memory_bytes: u64,
-    ) -> Result<Self, Error> {
+    pub(crate) async fn start(home: Home, id: ExecId, spec: &ExecSpec) -> Result<Self, Error> {
         spec.check().map_err(Error::Request)?;
         let body = serde_json::to_vec(spec).map_err(|error| Error::Protocol(error.to_string()))?;
         let ask = Ask { method: Method::PUT, path: format!("/execs/{id}"), body: body.into() };
-        let _: ExecInfo = link.call(&ask, ANSWER_WITHIN).await?;
+        let _: ExecInfo = home.link.call(&ask, ANSWER_WITHIN).await?;
         let grace = Duration::from_millis(spec.grace_ms.unwrap_or(limits::GRACE_MS));
         let started = Instant::now();
         Ok(Self {
             overdue: spec.deadline_ms.map(|ms| started + Duration::from_millis(ms) + grace + OVERDUE),
             consumed: (spec.output == OutputMode::Block).then_some([0; 2]),
             consume_every: spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES) / CONSUME_PARTS,
-            ..Self::attach(link, runtime, sandbox, id, memory_bytes)
+            ..Self::attach(home, id)
         })
     }
 
     /// A reader of an exec that was started before, from the first byte on.
-    pub(crate) fn attach(
-        link: Arc<Link>,
-        runtime: Arc<dyn Runtime>,
-        sandbox: SandboxId,
-        id: ExecId,
-        memory_bytes: u64,
-    ) -> Self {
+    pub(crate) fn attach(home: Home, id: ExecId) -> Self {
         Self {
             id,
-            sandbox,
-            link,
-            runtime,
-            memory_bytes,
+            home,
             position: [0; 2],
             dropped: [0; 2],
             consumed: None,
@@ -166,13 +156,12 @@ impl Exec {
         };
         tokio::pin!(overdue);
         // The guest keeps the deadline; a guest that cannot is ended from outside, and the exec with it.
-        let (link, runtime, sandbox) =
-            (Arc::clone(&self.link), Arc::clone(&self.runtime), self.sandbox.clone());
+        let home = self.home.clone();
         let event = tokio::select! {
             event = self.follow() => event,
             () = &mut overdue => {
-                link.stopping();
-                runtime.stop(&sandbox, Duration::ZERO).await?;
+                home.link.stopping();
+                home.runtime.stop(&home.id, Duration::ZERO).await?;
                 Ok(Event::End(self.end_from_here(Outcome::Timeout)))
             }
         };
@@ -180,9 +169,13 @@ impl Exec {
             Ok(Event::End(mut end)) => {
                 self.ended = true;
                 if end.outcome == Outcome::Oom {
-                    let peak_bytes =
-                        self.runtime.usage(&self.sandbox).await.map_or(0, |usage| usage.memory_peak_bytes);
-                    end.memory = Some(MemoryReport { limit_bytes: self.memory_bytes, peak_bytes });
+                    let peak_bytes = self
+                        .home
+                        .runtime
+                        .usage(&self.home.id)
+                        .await
+                        .map_or(0, |usage| usage.memory_peak_bytes);
+                    end.memory = Some(MemoryReport { limit_bytes: self.home.memory_bytes, peak_bytes });
                 }
                 Ok(Some(Event::End(end)))
             }
@@ -224,7 +217,7 @@ impl Exec {
     ) -> Result<u64, Error> {
         let last = if last { "&last=1" } else { "" };
         let path = format!("/execs/{}/stdin?offset={offset}{last}", self.id);
-        self.link.call(&Ask { method: Method::PUT, path, body: bytes }, within).await
+        self.home.link.call(&Ask { method: Method::PUT, path, body: bytes }, within).await
     }
 
     /// Sends a signal to all its processes; says how many there were.
@@ -235,7 +228,7 @@ impl Exec {
         let body =
             serde_json::to_vec(&SignalRequest { signal }).map_err(|e| Error::Protocol(e.to_string()))?;
         let path = format!("/execs/{}/signal", self.id);
-        self.link.call(&Ask { method: Method::POST, path, body: body.into() }, ANSWER_WITHIN).await
+        self.home.link.call(&Ask { method: Method::POST, path, body: body.into() }, ANSWER_WITHIN).await
     }
 
     /// Ends it: its outcome will be `cancelled`, unless it had ended before.
@@ -244,7 +237,7 @@ impl Exec {
     /// The exec is not known, or the sandbox has ended.
     pub async fn cancel(&self) -> Result<(), Error> {
         let ask = Ask { method: Method::DELETE, path: format!("/execs/{}", self.id), body: Bytes::new() };
-        self.link.call(&ask, ANSWER_WITHIN).await
+        self.home.link.call(&ask, ANSWER_WITHIN).await
     }
 
     /// Follows the output over as many connections as it takes.
@@ -257,7 +250,7 @@ impl Exec {
                 let [stdout, stderr] = self.position;
                 let path = format!("/execs/{}/output?stdout={stdout}&stderr={stderr}", self.id);
                 let ask = Ask { method: Method::GET, path, body: Bytes::new() };
-                self.body = Some(self.link.ask(&ask, ANSWER_WITHIN).await?.into_body());
+                self.body = Some(self.home.link.ask(&ask, ANSWER_WITHIN).await?.into_body());
                 continue;
             };
             match tokio::time::timeout(SILENCE_MAX, body.frame()).await {
@@ -338,7 +331,7 @@ impl Exec {
         }
         let path = format!("/execs/{}/read?stdout={now_stdout}&stderr={now_stderr}", self.id);
         let ask = Ask { method: Method::PUT, path, body: Bytes::new() };
-        match self.link.call::<()>(&ask, ANSWER_WITHIN).await {
+        match self.home.link.call::<()>(&ask, ANSWER_WITHIN).await {
             // The end of the sandbox is told by the output, as an outcome.
             Ok(()) | Err(Error::Lost(_)) => {}
             Err(error) => return Err(error),

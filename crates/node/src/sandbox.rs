@@ -12,7 +12,7 @@ use hyper::Method;
 use runtime::{Profile, Runtime, Spec, Tier, Usage};
 
 use crate::error::Error;
-use crate::exec::{ANSWER_WITHIN, Exec};
+use crate::exec::{ANSWER_WITHIN, Exec, Home};
 use crate::link::{Ask, Link};
 
 /// From the start of process 1 to its first dial. A starved machine takes a second; a broken guest never dials.
@@ -22,10 +22,7 @@ const EXEC_GROUPS: std::ops::RangeInclusive<u32> = 20_000..=59_999;
 
 /// A sandbox that runs. Dropping it does not stop it: what outlives a process is found by its id.
 pub struct Sandbox {
-    id: SandboxId,
-    runtime: Arc<dyn Runtime>,
-    link: Arc<Link>,
-    memory_bytes: u64,
+    home: Home,
     posture: Option<Posture>,
 }
 
@@ -53,12 +50,12 @@ impl Sandbox {
     /// Takes a sandbox in hand that another process has started.
     pub fn attach(runtime: Arc<dyn Runtime>, id: SandboxId, memory_bytes: u64) -> Self {
         let link = Arc::new(Link::new(Arc::clone(&runtime), id.clone()));
-        Self { id, runtime, link, memory_bytes, posture: None }
+        Self { home: Home { id, runtime, link, memory_bytes }, posture: None }
     }
 
     /// Its name.
     pub fn id(&self) -> &SandboxId {
-        &self.id
+        &self.home.id
     }
 
     /// The posture of a user process, as seen at the start.
@@ -68,7 +65,7 @@ impl Sandbox {
 
     /// The host end of its channel.
     pub fn link(&self) -> &Link {
-        &self.link
+        &self.home.link
     }
 
     /// Starts a command under an id of the caller's choice; the same call again attaches to what it started.
@@ -76,14 +73,12 @@ impl Sandbox {
     /// # Errors
     /// The request is wrong, or the command could not be started: nothing ran. Or the sandbox has ended.
     pub async fn exec(&self, id: ExecId, spec: &ExecSpec) -> Result<Exec, Error> {
-        let (link, runtime) = (Arc::clone(&self.link), Arc::clone(&self.runtime));
-        Exec::start(link, runtime, self.id.clone(), id, spec, self.memory_bytes).await
+        Exec::start(self.home.clone(), id, spec).await
     }
 
     /// A reader of an exec that was started before.
     pub fn reader(&self, id: ExecId) -> Exec {
-        let (link, runtime) = (Arc::clone(&self.link), Arc::clone(&self.runtime));
-        Exec::attach(link, runtime, self.id.clone(), id, self.memory_bytes)
+        Exec::attach(self.home.clone(), id)
     }
 
     /// All its execs.
@@ -92,7 +87,7 @@ impl Sandbox {
     /// The sandbox has ended or does not answer.
     pub async fn execs(&self) -> Result<Vec<ExecInfo>, Error> {
         let ask = Ask { method: Method::GET, path: "/execs".into(), body: Bytes::new() };
-        self.link.call(&ask, ANSWER_WITHIN).await
+        self.home.link.call(&ask, ANSWER_WITHIN).await
     }
 
     /// What it uses now.
@@ -100,12 +95,12 @@ impl Sandbox {
     /// # Errors
     /// The sandbox is not known any more.
     pub async fn usage(&self) -> Result<Usage, Error> {
-        Ok(self.runtime.usage(&self.id).await?)
+        Ok(self.home.runtime.usage(&self.home.id).await?)
     }
 
     /// Waits until it has ended, and says why.
     pub async fn ended(&self) -> LostCause {
-        self.link.ended().await
+        self.home.link.ended().await
     }
 
     /// Ends it and removes everything of it. Can be repeated.
@@ -113,18 +108,18 @@ impl Sandbox {
     /// # Errors
     /// What could not be removed.
     pub async fn stop(&self, grace: Duration) -> Result<(), Error> {
-        self.link.stopping();
-        Ok(self.runtime.stop(&self.id, grace).await?)
+        self.home.link.stopping();
+        Ok(self.home.runtime.stop(&self.home.id, grace).await?)
     }
 
     /// Compares what can be seen, from outside and from inside, with what the tier promises.
     async fn check(&self, profile: &Profile) -> Result<Option<Posture>, Error> {
-        self.link.ready(DIAL_WITHIN).await?;
-        let (_, mut differences) = self.runtime.posture(&self.id).await?;
+        self.home.link.ready(DIAL_WITHIN).await?;
+        let (_, mut differences) = self.home.runtime.posture(&self.home.id).await?;
         let inside = match profile {
             Profile::Run => {
                 let posture = self.look_inside().await?;
-                differences.extend(user_differences(&posture, self.runtime.tier()));
+                differences.extend(user_differences(&posture, self.home.runtime.tier()));
                 Some(posture)
             }
             // No code of anybody's runs there.

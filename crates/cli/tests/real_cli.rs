@@ -1,0 +1,214 @@
+//! The executable as a person uses it, on a real machine: what it prints, what it exits with, what it leaves.
+
+// A test fails by panicking.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr
+)]
+
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+/// Where the template is kept between runs.
+const DATA: &str = "/var/tmp/belljar-test";
+
+/// Whether these tests may start sandboxes; the first time, makes what they start from.
+fn real() -> bool {
+    static TEMPLATE: Once = Once::new();
+    if std::env::var_os("BELLJAR_REAL").is_none() {
+        eprintln!("skipped: needs root and real runtimes; run it with `just real`");
+        return false;
+    }
+    TEMPLATE.call_once(|| {
+        let listed = belljar(&["template", "list", "--json"]);
+        if !text(&listed.stdout).contains("\"base\"") {
+            let built = belljar(&["template", "build", "base"]);
+            assert!(built.status.success(), "{}", text(&built.stderr));
+        }
+    });
+    true
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_belljar"));
+    command.args(arguments).env("BELLJAR_DATA", DATA).stdin(Stdio::null());
+    command
+}
+
+fn belljar(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs in a sandbox; what it printed and exited with.
+fn run(arguments: &[&str]) -> (String, String, Option<i32>) {
+    let output = belljar(&[&["run"], arguments].concat());
+    (text(&output.stdout), text(&output.stderr), output.status.code())
+}
+
+fn spawn(arguments: &[&str]) -> Child {
+    command(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn sandboxes() -> usize {
+    std::fs::read_dir(Path::new(DATA).join("sandboxes")).unwrap().count()
+}
+
+#[test]
+fn run_streams_and_exits_with_the_commands_own_code() {
+    if !real() {
+        return;
+    }
+    assert_eq!(run(&["--", "python3", "-c", "print(1)"]), ("1\n".into(), String::new(), Some(0)));
+    assert_eq!(run(&["--", "sh", "-c", "echo o; echo e >&2; exit 7"]), ("o\n".into(), "e\n".into(), Some(7)));
+    assert_eq!(sandboxes(), 0);
+}
+
+#[test]
+fn what_an_exit_code_cannot_say_is_said_on_standard_error() {
+    if !real() {
+        return;
+    }
+    let (_, stderr, code) = run(&["--", "sh", "-c", "kill -9 $$"]);
+    assert_eq!((stderr.as_str(), code), ("belljar: signal 9 ended the command\n", Some(137)));
+    let (_, stderr, code) = run(&["--timeout", "300ms", "--", "sleep", "9"]);
+    assert!(stderr.contains("timeout"), "{stderr}");
+    assert_eq!(code, Some(124));
+    // A2.05: exit code 137 and a line that names the limit.
+    let (_, stderr, code) = run(&["--memory", "64M", "--", "python3", "-c", "b = bytearray(200 << 20)"]);
+    assert!(stderr.contains("memory limit of 64 MiB") && stderr.contains("oom"), "{stderr}");
+    assert_eq!(code, Some(137));
+}
+
+#[test]
+fn json_is_one_object_with_the_outcome() {
+    if !real() {
+        return;
+    }
+    let (stdout, _, code) = run(&["--json", "--", "sh", "-c", "echo hi; exit 3"]);
+    let report: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(report["outcome"], serde_json::json!({"kind": "exited", "code": 3}));
+    assert_eq!((report["stdout"].as_str(), code), (Some("hi\n"), Some(3)));
+}
+
+#[test]
+fn standard_input_is_passed_on_when_asked_for() {
+    if !real() {
+        return;
+    }
+    let mut child = spawn(&["run", "--stdin", "--", "tr", "a-z", "A-Z"]);
+    child.stdin.take().unwrap().write_all(b"hello\n").unwrap();
+    assert_eq!(text(&child.wait_with_output().unwrap().stdout), "HELLO\n");
+    let began = Instant::now();
+    assert_eq!(run(&["--", "cat"]), (String::new(), String::new(), Some(0)));
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+/// Scenario 32, scenario 16 of the pains: errors that say what to do.
+#[test]
+fn a_wrong_request_is_refused_with_its_fix_and_nothing_runs() {
+    if !real() {
+        return;
+    }
+    for arguments in [["--timeout", "0"], ["--timeout", "-5s"], ["--memory", "lots"], ["--tier", "none"]] {
+        let (stdout, stderr, code) = run(&[&arguments[..], &["--", "true"]].concat());
+        assert_eq!((stdout.as_str(), code), ("", Some(2)), "{stderr}");
+    }
+    for arguments in [
+        &["--timeout", "99999h", "--", "true"][..],
+        &["--memory", "999G", "--", "true"],
+        &["--template", "nosuch", "--", "true"],
+        &["--runtime", "nosuch", "--", "true"],
+        &["--", "no-such-program"],
+    ] {
+        let (stdout, stderr, code) = run(arguments);
+        assert_eq!((stdout.as_str(), code), ("", Some(125)), "{stderr}");
+        assert!(stderr.contains("fix:") && stderr.contains("ran: no"), "{stderr}");
+        assert!(!stderr.contains("internal error"), "{stderr}");
+    }
+    assert_eq!(sandboxes(), 0);
+}
+
+#[test]
+fn an_interrupt_cancels_the_command_and_removes_the_sandbox() {
+    if !real() {
+        return;
+    }
+    let mut child = spawn(&["run", "--", "sh", "-c", "echo up; sleep 600"]);
+    let mut line = [0; 3];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
+    kill(&child, "-INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    assert_eq!(sandboxes(), 0);
+}
+
+/// Scenario 36 for one machine: a killed command is tidied by the next one.
+#[test]
+fn a_killed_command_is_removed_by_the_next() {
+    if !real() {
+        return;
+    }
+    let mut child = spawn(&["run", "--", "sh", "-c", "echo up; sleep 600"]);
+    let mut line = [0; 3];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
+    kill(&child, "-KILL");
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    assert_eq!(sandboxes(), 1);
+    let (stdout, stderr, _) = run(&["--", "echo", "next"]);
+    assert_eq!(stdout, "next\n");
+    assert!(stderr.contains("removed what a killed command left behind"), "{stderr}");
+    assert_eq!(sandboxes(), 0);
+}
+
+fn kill(child: &Child, signal: &str) {
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// Scenario 7 of the pains: doctor runs a real sandbox, and says what is missing and how to mend it.
+#[test]
+fn doctor_proves_what_works_and_names_what_is_missing() {
+    if !real() {
+        return;
+    }
+    let output = belljar(&["doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &report["works"]), (Some(0), &serde_json::json!(true)));
+    let empty = tempfile_directory();
+    let output =
+        command(&["doctor"]).env("BELLJAR_DATA", &empty).env("PATH", "/nonexistent").output().unwrap();
+    let shown = text(&output.stdout);
+    std::fs::remove_dir_all(&empty).unwrap();
+    // Superusers' directories are looked into in any case, so runc may still be found there; what is said is real.
+    assert!(shown.contains("VERDICT"), "{shown}");
+    let missing = shown.contains("absent") || shown.contains("refused");
+    assert!(missing && shown.contains("install"), "{shown}");
+}
+
+fn tempfile_directory() -> std::path::PathBuf {
+    let path = std::env::temp_dir().join(format!("belljar-cli-{}", std::process::id()));
+    std::fs::create_dir_all(&path).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
+    path
+}
+
+#[test]
+fn templates_are_listed_and_unknown_ones_are_not_removed() {
+    if !real() {
+        return;
+    }
+    let listed = belljar(&["template", "list"]);
+    assert!(text(&listed.stdout).lines().any(|line| line.starts_with("base")), "{}", text(&listed.stdout));
+    let removed = belljar(&["template", "remove", "nosuch"]);
+    assert_eq!(removed.status.code(), Some(125));
+}
