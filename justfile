@@ -27,7 +27,7 @@ test *args:
 
 # The tests that start real sandboxes, one at a time: the laws of the runtimes, and targets named real_*
 real *args:
-    @scripts/steps real '{{real}} cargo test --workspace --release --locked --test "real_*" --test laws {{args}} -- --test-threads=1 --nocapture'
+    @scripts/steps real '{{real}} cargo test --workspace --release --locked --test "real_*" {{args}} -- --test-threads=1 --nocapture'
 
 # Every attack of attacks/, each with its positive control
 attacks *args:

@@ -81,14 +81,18 @@ impl Lab {
     }
 }
 
+/// Whether tests are to use the runtime of that name: all, unless `BELLJAR_RUNTIMES` says which, with commas between.
+pub fn wanted(name: &str) -> bool {
+    let chosen = std::env::var("BELLJAR_RUNTIMES").ok();
+    chosen.is_none_or(|list| list.split(',').any(|one| one == name))
+}
+
 /// Runs a test on each of these runtimes, and checks that it leaves nothing behind.
 pub fn on(runtimes: &[&str], test: impl AsyncFn(&Lab)) {
     if std::env::var_os("BELLJAR_REAL").is_none() {
         eprintln!("skipped: needs root and real runtimes; run it with `just real`");
         return;
     }
-    let chosen = std::env::var("BELLJAR_RUNTIMES").ok();
-    let wanted = |name: &str| chosen.as_deref().is_none_or(|list| list.split(',').any(|one| one == name));
     for name in runtimes.iter().filter(|name| wanted(name)) {
         let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let lab = Lab::new(name);

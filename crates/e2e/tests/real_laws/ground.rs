@@ -44,9 +44,8 @@ impl Ground {
             return None;
         }
         assert!(rustix::process::geteuid().is_root(), "BELLJAR_REAL is set, and this is not root");
-        let guest = std::env::var_os("BELLJAR_GUEST").map_or_else(default_guest, PathBuf::from);
-        assert!(guest.is_file(), "there is no guest at {}", guest.display());
         let home = tempfile::tempdir().unwrap();
+        let guest = node::guest::install(home.path()).unwrap();
         fs::set_permissions(home.path(), Permissions::from_mode(0o711)).unwrap();
         let ground = Self { home, guest, prefix: format!("law{name}p{}n", std::process::id()) };
         for point in MOUNT_POINTS {
@@ -140,10 +139,6 @@ impl Ground {
         }
         left
     }
-}
-
-fn default_guest() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guest-bin")
 }
 
 fn walk(path: &Path, depth: u32, see: &mut dyn FnMut(&Path)) {
