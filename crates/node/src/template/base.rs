@@ -9,7 +9,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -55,6 +55,8 @@ const LEFT_OUT: [&str; 6] = [
     "path-include=/usr/share/locale/locale.alias",
     "path-exclude=/usr/share/man/*",
 ];
+/// Where programs of the machine are. Not where a user's own may be: what is found here runs as root.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Variables by which the operator says how packages are reached. Nothing else of the environment is passed on.
 const PROXIES: [&str; 5] = ["http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"];
 
@@ -86,15 +88,14 @@ impl Default for Base {
 impl Base {
     /// Starts building; the archive comes as the pieces of a source.
     pub(super) fn start(&self, scratch: PathBuf) -> Result<Source, Error> {
+        let program = find("mmdebstrap").ok_or_else(missing)?;
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o711).create(&scratch).map_err(failed("make directory", &scratch))?;
-        let mut command = self.command(&sources::of_this_machine(&self.suite))?;
+        let mut command = self.command(&program, &sources::of_this_machine(&self.suite))?;
         command.env("TMPDIR", &scratch);
         let argv = spelled(&command);
-        let mut child = command.spawn().map_err(|source| match source.kind() == io::ErrorKind::NotFound {
-            true => missing(),
-            false => Error::System { act: "start mmdebstrap".into(), source },
-        })?;
+        let mut child =
+            command.spawn().map_err(|source| Error::System { act: "start mmdebstrap".into(), source })?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let child = Arc::new(Mutex::new(child));
         let late = Arc::clone(&child);
@@ -114,7 +115,7 @@ impl Base {
         Ok(Source { compression: Compression::None, pieces, _building: Some(building) })
     }
 
-    fn command(&self, lines: &[String]) -> Result<Command, Error> {
+    fn command(&self, program: &Path, lines: &[String]) -> Result<Command, Error> {
         let fine = |word: &str| word.chars().all(|c| c.is_ascii_alphanumeric() || "+-._:=~".contains(c));
         let words = self.packages.iter().chain([&self.suite]);
         if let Some(bad) =
@@ -126,7 +127,15 @@ impl Base {
             ));
         }
         let packages = PACKAGES.into_iter().chain(self.packages.iter().map(String::as_str));
-        let mut command = Command::new("mmdebstrap");
+        let mut command = match find("setpriv") {
+            // It ends when this process does, however this process ends.
+            Some(setpriv) => {
+                let mut command = Command::new(setpriv);
+                command.args(["--pdeathsig", "TERM", "--"]).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
         command.args(["--variant=minbase", "--format=tar", "--aptopt=Acquire::Retries \"3\""]);
         command.arg(format!("--include={}", packages.collect::<Vec<_>>().join(",")));
         command.args(LEFT_OUT.map(|option| format!("--dpkgopt={option}")));
@@ -138,8 +147,7 @@ impl Base {
             }
             None => command.args(lines),
         };
-        command.env_clear().env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-        command.env("LC_ALL", "C.UTF-8");
+        command.env_clear().env("PATH", PATH).env("LC_ALL", "C.UTF-8");
         let upper = PROXIES.map(str::to_uppercase);
         for name in PROXIES.into_iter().chain(upper.iter().map(String::as_str)) {
             if let Some(value) = std::env::var_os(name) {
@@ -214,6 +222,11 @@ fn listen(stderr: impl Read, says: &mpsc::Sender<Piece>) -> Vec<u8> {
     }
 }
 
+/// A program of the machine.
+fn find(name: &str) -> Option<PathBuf> {
+    PATH.split(':').map(|directory| Path::new(directory).join(name)).find(|path| path.is_file())
+}
+
 fn say(status: ExitStatus) -> String {
     match std::os::unix::process::ExitStatusExt::signal(&status) {
         Some(signal) => format!("signal {signal}"),
@@ -242,7 +255,9 @@ mod tests {
     use super::*;
 
     fn words(base: &Base) -> Vec<String> {
-        let command = base.command(&["deb http://mirror/debian bookworm main".to_owned()]).unwrap();
+        let command = base
+            .command(Path::new("/bin/mmdebstrap"), &["deb http://mirror/debian bookworm main".to_owned()])
+            .unwrap();
         command.get_args().map(|word| word.to_string_lossy().into_owned()).collect()
     }
 
@@ -260,12 +275,12 @@ mod tests {
 
     #[test]
     fn words_that_would_be_options_are_refused() {
+        let fine = |base: Base| base.command(Path::new("/bin/mmdebstrap"), &[]).is_ok();
         for bad in ["--hook=x", "", "a,b", "a b", "./x.deb"] {
-            let base = Base { packages: vec![bad.into()], ..Base::default() };
-            assert!(base.command(&[]).is_err(), "{bad}");
+            assert!(!fine(Base { packages: vec![bad.into()], ..Base::default() }), "{bad}");
         }
-        assert!(Base { mirror: Some("--x".into()), ..Base::default() }.command(&[]).is_err());
-        assert!(Base { packages: vec!["libstdc++6".into()], ..Base::default() }.command(&[]).is_ok());
+        assert!(!fine(Base { mirror: Some("--x".into()), ..Base::default() }));
+        assert!(fine(Base { packages: vec!["libstdc++6".into()], ..Base::default() }));
     }
 
     #[test]
