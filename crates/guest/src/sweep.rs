@@ -13,6 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 const CLEAN_SCANS: u32 = 3;
 /// Time for killed processes to leave between two scans.
 const BETWEEN_SCANS: Duration = Duration::from_millis(1);
+/// The longest pause: a process that the kernel holds must not cost more than looking at it now and then.
+const BETWEEN_SCANS_LAST: Duration = Duration::from_millis(16);
 
 /// What one look at `/proc/<pid>/status` tells.
 struct Seen {
@@ -63,7 +65,7 @@ pub fn signal(whom: Whom, signal: Signal) -> usize {
 
 /// Ends all of `whom`: stop, then kill, until three scans in a row find nobody.
 pub async fn kill(whom: Whom) {
-    let mut clean = 0;
+    let (mut clean, mut pause) = (0, BETWEEN_SCANS);
     while clean < CLEAN_SCANS {
         let found = find(whom);
         for pid in &found {
@@ -77,7 +79,8 @@ pub async fn kill(whom: Whom) {
             tokio::task::yield_now().await;
         } else {
             clean = 0;
-            tokio::time::sleep(BETWEEN_SCANS).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(BETWEEN_SCANS_LAST);
         }
     }
 }
@@ -89,7 +92,7 @@ pub async fn end(whom: Whom, grace: Duration) {
         let mut pause = BETWEEN_SCANS;
         while asked.elapsed() < grace && !find(whom).is_empty() {
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_millis(20));
+            pause = (pause * 2).min(BETWEEN_SCANS_LAST);
         }
     }
     kill(whom).await;
