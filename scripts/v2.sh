@@ -164,7 +164,8 @@ failed=0
 for test in /payload/*; do
     [ "$test" = /payload/run.sh ] || [ ! -f "$test" ] && continue
     echo "== ${test##*/}"
-    "$test" --test-threads=1 --nocapture || failed=1
+    # Two dozen starts at once are minutes of an emulated processor, and say nothing about cgroups.
+    "$test" --test-threads=1 --nocapture --skip side_by_side || failed=1
 done
 exit $failed
 RUN

@@ -120,14 +120,10 @@ impl Limits {
                 return Err(exceeded(name, value, most));
             }
             if value < least {
-                return Err(Error {
-                    code: ErrorCode::LimitExceeded,
-                    message: format!("{name} is {value}, the least is {least}"),
-                    layer: Layer::Policy,
-                    ran: Ran::No,
-                    retry: Retry::Useless,
-                    fix: format!("Ask for {least} or more."),
-                });
+                return Err(refused(
+                    format!("{name} is {value}, the least is {least}"),
+                    format!("Ask for {least} or more."),
+                ));
             }
         }
         Ok(())
@@ -136,14 +132,12 @@ impl Limits {
 
 /// The error for a value above its hard maximum.
 pub fn exceeded(name: &str, value: u64, most: u64) -> Error {
-    Error {
-        code: ErrorCode::LimitExceeded,
-        message: format!("{name} is {value}, the hard maximum is {most}"),
-        layer: Layer::Policy,
-        ran: Ran::No,
-        retry: Retry::Useless,
-        fix: format!("Ask for {most} or less."),
-    }
+    refused(format!("{name} is {value}, the hard maximum is {most}"), format!("Ask for {most} or less."))
+}
+
+fn refused(message: String, fix: String) -> Error {
+    let (code, layer) = (ErrorCode::LimitExceeded, Layer::Policy);
+    Error { code, message, layer, ran: Ran::No, retry: Retry::Useless, fix }
 }
 
 #[cfg(test)]

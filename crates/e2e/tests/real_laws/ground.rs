@@ -2,11 +2,12 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::limits::Limits;
+use e2e::traces::Traces;
 use runtime::laws::Fixture;
 use runtime::oci::{Dirs, Flavor, Oci};
 use runtime::{Profile, Runtime, Spec};
@@ -97,55 +98,11 @@ impl Ground {
 
     /// Asserts that nothing of this test's sandboxes is left anywhere on the machine.
     pub fn assert_clean(&self) {
-        let deadline = Instant::now() + Duration::from_secs(5);
-        loop {
-            let left = self.residue();
-            if left.is_empty() {
-                return;
-            }
-            assert!(Instant::now() < deadline, "left behind: {left:#?}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn residue(&self) -> Vec<String> {
-        let mut left = Vec::new();
-        walk(&self.path("data"), 3, &mut |path| {
-            if path.to_string_lossy().contains(&self.prefix) {
-                left.push(format!("file {}", path.display()));
-            }
-        });
-        walk(Path::new("/sys/fs/cgroup"), 4, &mut |path| {
-            if path.to_string_lossy().contains(&self.prefix) {
-                left.push(format!("cgroup {}", path.display()));
-            }
-        });
-        let mark = self.home.path().to_string_lossy().into_owned();
-        walk(Path::new("/sys/devices/virtual/block"), 3, &mut |path| {
-            if path.ends_with("backing_file")
-                && fs::read_to_string(path).is_ok_and(|text| text.contains(&mark))
-            {
-                left.push(format!("loop device {}", path.display()));
-            }
-        });
-        if fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&mark) {
-            left.push("a mount in the host's table".into());
-        }
-        for entry in fs::read_dir("/proc").unwrap().flatten() {
-            let text = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
-            if text("cgroup").contains(&self.prefix) || text("mountinfo").contains(&mark) {
-                left.push(format!("process {} {}", entry.path().display(), text("cmdline")));
-            }
-        }
-        left
-    }
-}
-
-fn walk(path: &Path, depth: u32, see: &mut dyn FnMut(&Path)) {
-    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-        see(&entry.path());
-        if depth > 0 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            walk(&entry.path(), depth - 1, see);
+        Traces::of(&[&self.prefix, &self.home.path().to_string_lossy()]).assert_nothing_left();
+        for kept in ["sandboxes", "runtime/runc", "runtime/runsc"] {
+            let left: Vec<_> =
+                fs::read_dir(self.dirs().data.join(kept)).into_iter().flatten().flatten().collect();
+            assert!(left.is_empty(), "left in {kept}: {left:?}");
         }
     }
 }
