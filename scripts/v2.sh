@@ -158,7 +158,7 @@ mkdir /run/layer && mount --bind --make-private / /run/layer
 mkdir -p /workspace /home/sandbox /.belljar/channel /.belljar/spool && : >/.belljar/guest
 echo 'sandbox:x:1000:1000:sandbox:/home/sandbox:/bin/sh' >>/etc/passwd
 echo 'sandbox:x:1000:' >>/etc/group
-export BELLJAR_REAL=1 BELLJAR_TEST_LAYER=/run/layer BELLJAR_RUNTIMES=runc TMPDIR=/var/lib/belljar
+export BELLJAR_REAL=1 BELLJAR_TEST_LAYER=/run/layer BELLJAR_RUNTIMES=runc BELLJAR_SLOWDOWN=10 TMPDIR=/var/lib/belljar
 chmod 711 /var/lib/belljar
 failed=0
 for test in /payload/*; do

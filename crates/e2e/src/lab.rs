@@ -81,6 +81,12 @@ impl Lab {
     }
 }
 
+/// A promised time, on this machine: `BELLJAR_SLOWDOWN` is how many times slower an emulated processor is.
+pub fn promised(seconds: u64) -> Duration {
+    let slowdown = std::env::var("BELLJAR_SLOWDOWN").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    Duration::from_secs(seconds * slowdown)
+}
+
 /// Whether tests are to use the runtime of that name: all, unless `BELLJAR_RUNTIMES` says which, with commas between.
 pub fn wanted(name: &str) -> bool {
     let chosen = std::env::var("BELLJAR_RUNTIMES").ok();
