@@ -103,6 +103,24 @@ fn an_image_becomes_a_template_that_runs() {
 }
 
 #[test]
+fn a_user_kernel_unpacks_what_hides_nothing_and_names_what_does() {
+    on(&["runsc"], async |lab| {
+        let layers = sample().layers;
+        let directory = tempfile::tempdir().unwrap();
+        Image::new(layers.into_iter().take(2).collect()).layout(directory.path());
+        let (template, _) = import(lab, "plain", directory.path()).await.unwrap();
+        let sandbox = start(lab, &template).await.unwrap();
+        let script = "cat /srv/kept; stat -c '%a %u %g' /secret /var/www/page";
+        assert_eq!(said(&sandbox, &template, script).await, "kept755 0 0\n644 33 33\n");
+        let directory = tempfile::tempdir().unwrap();
+        sample().layout(directory.path());
+        let error = import(lab, "hiding", directory.path()).await.unwrap_err().to_api();
+        assert_eq!(error.code, ErrorCode::Unsupported, "{error:?}");
+        assert_eq!(half_made(lab), Vec::<String>::new());
+    });
+}
+
+#[test]
 fn the_same_layers_are_unpacked_once_however_they_come() {
     on(&["runc"], async |lab| {
         let directory = tempfile::tempdir().unwrap();

@@ -11,8 +11,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::entry::Meta;
-use super::name::{self, Part};
-use super::refusal::{broken, failed, refused};
+use super::name::{self, DEPTH_MAX, Part};
+use super::refusal::{broken, failed, over, refused};
 
 /// The mark of an opaque directory, as overlay mounts with `userxattr` read it.
 pub const OPAQUE: &str = "user.overlay.opaque";
@@ -111,6 +111,11 @@ impl Merged {
                 continue;
             }
             path.push(part);
+            // A name is bounded; the symlinks on its way must not be a way round that.
+            if path.len() >= DEPTH_MAX {
+                let message = format!("entry {:?} leads too many directories deep", show(parts));
+                return Err(over(message, DEPTH_MAX));
+            }
             if name::is_closed(&path) {
                 return Ok(Canonical::Closed);
             }
@@ -222,6 +227,10 @@ fn say(root: &OwnedFd, path: &[Part]) -> Result<Said, Errno> {
         | FileType::Unknown => Thing::Other,
     };
     Ok(Said::Here(thing))
+}
+
+fn show(parts: &[Part]) -> String {
+    String::from_utf8_lossy(&parts.join(&b'/')).chars().take(64).collect()
 }
 
 fn is_opaque(directory: &OwnedFd) -> bool {

@@ -9,7 +9,7 @@ pub const PATH_BYTES_MAX: usize = 4096;
 /// `NAME_MAX` of Linux file systems.
 const PART_BYTES_MAX: usize = 255;
 /// Directories inside each other: what unpacks, removes and mounts a layer walks it with a descriptor for each.
-const DEPTH_MAX: usize = 256;
+pub const DEPTH_MAX: usize = 256;
 
 /// What begins the name of an entry that hides something of the layers below.
 const WHITEOUT: &[u8] = b".wh.";

@@ -46,6 +46,23 @@ pub fn failed(act: &str, name: &[u8], errno: Errno) -> Error {
     error
 }
 
+/// A mark that hides something of a lower layer and cannot be made in this tier.
+pub fn no_marks(name: &[u8]) -> Error {
+    Error {
+        code: ErrorCode::Unsupported,
+        message: format!(
+            "the layer hides {:?} of a lower one, and this runtime makes no such marks",
+            shown(name)
+        ),
+        layer: Layer::Platform,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix:
+            "Import the image with a runtime of the container tier, such as runc; it runs in every tier then."
+                .into(),
+    }
+}
+
 /// Something of ours that failed.
 pub fn platform(act: &str, cause: &dyn Display) -> Error {
     Error {

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::entry::Meta;
 use super::merged::{self, Merged, OPAQUE, Thing};
 use super::name::Part;
-use super::refusal::{broken, failed, over, platform, refused};
+use super::refusal::{broken, failed, no_marks, over, platform, refused};
 
 /// What is read and written at once.
 const BUFFER_BYTES: usize = 128 * 1024;
@@ -204,7 +204,11 @@ impl Tree {
             Err(Errno::NOENT) => {
                 self.spend(ENTRY_BYTES)?;
                 rustix::fs::mknodat(&place.directory, base, FileType::CharacterDevice, Mode::empty(), 0)
-                    .map_err(|errno| place.failed("hide", errno))?;
+                    .map_err(|errno| match errno {
+                        // gVisor's kernel makes no device nodes at all.
+                        Errno::PERM => no_marks(&place.path.join(&b'/')),
+                        errno => place.failed("hide", errno),
+                    })?;
             }
             Err(errno) => return Err(place.failed("look at", errno)),
         }

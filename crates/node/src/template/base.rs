@@ -11,6 +11,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -98,10 +99,12 @@ impl Base {
             command.spawn().map_err(|source| Error::System { act: "start mmdebstrap".into(), source })?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let child = Arc::new(Mutex::new(child));
-        let late = Arc::clone(&child);
+        let late = Arc::new(AtomicBool::new(false));
+        let (slow, is_late) = (Arc::clone(&child), Arc::clone(&late));
         let watchdog = tokio::spawn(async move {
             tokio::time::sleep(BUILD_WITHIN).await;
-            end(&late);
+            is_late.store(true, Ordering::Relaxed);
+            end(&slow);
         });
         let building = Building { child: Arc::clone(&child), watchdog, scratch };
         let (sender, pieces) = mpsc::channel(PIECES_WAITING);
@@ -110,7 +113,13 @@ impl Base {
         tokio::task::spawn_blocking(move || {
             let read =
                 stdout.map_or_else(|| Err(io::ErrorKind::BrokenPipe.into()), |out| pass_on(out, &sender));
-            let _ = sender.blocking_send(last(read, &child, tail, &argv));
+            let last = match (last(read, &child, tail, &argv), late.load(Ordering::Relaxed)) {
+                (Piece::Failed(_), true) => {
+                    Piece::Failed(Error::Deadline { what: "building with mmdebstrap", after: BUILD_WITHIN })
+                }
+                (last, _) => last,
+            };
+            let _ = sender.blocking_send(last);
         });
         Ok(Source { compression: Compression::None, pieces, _building: Some(building) })
     }

@@ -14,9 +14,9 @@ use crate::error::Error;
 
 /// Indexes inside indexes. Images for several machines have one inside the outermost.
 const DEPTH_MAX: usize = 4;
-/// Variables of an image, and bytes of one with its name; a tenth of what an exec may have in all.
+/// Variables of an image, and bytes of all with their names: half of what an exec may have in arguments and variables.
 const VARIABLES_MAX: usize = 1024;
-const VARIABLE_BYTES_MAX: usize = 131_071;
+const VARIABLES_BYTES_MAX: usize = api::limits::ARGV_ENV_BYTES_MAX / 2;
 /// `PATH_MAX` of Linux.
 const PATH_BYTES_MAX: usize = 4096;
 /// Where no exec may start: an image could mean an open descriptor of a process.
@@ -215,12 +215,17 @@ fn variables(wishes: &Wishes) -> Result<BTreeMap<String, String>, Error> {
             api::limits::exceeded("the number of variables", listed.len() as u64, VARIABLES_MAX as u64);
         return Err(Error::Request(exceeded));
     }
+    let bytes: usize = listed.iter().map(String::len).sum();
+    if bytes > VARIABLES_BYTES_MAX {
+        let (bytes, most) = (bytes as u64, VARIABLES_BYTES_MAX as u64);
+        return Err(Error::Request(api::limits::exceeded("the size of all variables", bytes, most)));
+    }
     let mut variables = BTreeMap::new();
     for text in listed {
         let (name, value) = text.split_once('=').unwrap_or((text, ""));
         let starts = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
         let letters = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if !starts || !letters || value.contains('\0') || text.len() > VARIABLE_BYTES_MAX {
+        if !starts || !letters || value.contains('\0') || text.len() > api::limits::WORD_BYTES_MAX {
             return Err(unsound(
                 format!("the image has the variable {:?}, which no program could have", shown(text)),
                 "Make the image again without it.",

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Store, failed};
+use super::{Store, Template, failed};
 use crate::error::Error;
 
 /// How a key is made. Another way to unpack gets another number, so that what the old way made is not taken for it.
@@ -199,14 +199,17 @@ pub fn tidy(data: &Path) -> Result<(), Error> {
         return Ok(());
     }
     let sandboxes = names(&data.join("sandboxes"))?;
-    let templates = Store::new(data).list()?;
-    let named = |key: &str| templates.iter().any(|template| template.layers.iter().any(|layer| layer == key));
+    // While one template cannot be read, nobody knows what it names.
+    let templates = Store::new(data).list().ok();
+    let names_it =
+        |key: &String, templates: &[Template]| templates.iter().any(|one| one.layers.contains(key));
     for name in names(&path)? {
         let left = name.strip_prefix("making-").is_some_and(|rest| {
             let id = rest.split_once('-').map_or("", |(_, id)| id);
             !sandboxes.iter().any(|sandbox| sandbox == id)
         });
-        let unused = is_key(&name) && sandboxes.is_empty() && !named(&name);
+        let unnamed = templates.as_deref().is_some_and(|templates| !names_it(&name, templates));
+        let unused = is_key(&name) && sandboxes.is_empty() && unnamed;
         if left || unused {
             remove(&path.join(name))?;
         }

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use sha2::{Digest, Sha256};
 
 use super::{failed, layers, unsound};
@@ -137,8 +137,14 @@ impl Package {
                 Err(missing())
             }
             Self::Directory(path) => {
+                // Names come from the image: they lead nowhere but below its own directory.
+                let (directory, _) = open(path)?;
+                let flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
+                let below = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
                 let path = path.join(name);
-                let (file, is_directory) = open(&path)?;
+                let file = rustix::fs::openat2(&directory, name, flags, Mode::empty(), below)
+                    .map_err(|errno| failed("open", &path)(errno.into()))?;
+                let (file, is_directory) = plain(file.into(), &path)?;
                 let size = file.metadata().map_err(failed("read", &path))?.len();
                 if is_directory {
                     return Err(missing());
@@ -178,6 +184,11 @@ fn open(path: &Path) -> Result<(File, bool), Error> {
     let file = rustix::fs::open(path, flags, Mode::empty())
         .map_err(|errno| failed("open", path)(errno.into()))
         .map(File::from)?;
+    plain(file, path)
+}
+
+/// Whether it is a directory; what is neither that nor a regular file is refused.
+fn plain(file: File, path: &Path) -> Result<(File, bool), Error> {
     let kind = file.metadata().map_err(failed("read", path))?.file_type();
     if kind.is_file() || kind.is_dir() {
         return Ok((file, kind.is_dir()));
@@ -332,6 +343,24 @@ mod tests {
         }
         assert!(package.document("index.json", Some("sha256:0")).is_err());
         assert!(package.blob("gone").is_err());
+    }
+
+    #[test]
+    fn no_name_leads_out_of_a_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let inside = directory.path().join("image");
+        std::fs::create_dir_all(&inside).unwrap();
+        std::fs::write(directory.path().join("secret"), "x").unwrap();
+        std::fs::write(inside.join("fine"), "x").unwrap();
+        std::os::unix::fs::symlink("../secret", inside.join("link")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, inside.join("pipe"), rustix::fs::FileType::Fifo, Mode::RWXU, 0)
+            .unwrap();
+        let package = Package::open(&inside).unwrap();
+        assert!(package.blob("fine").is_ok());
+        let absolute = directory.path().join("secret");
+        for name in ["../secret", "link", "pipe", ".", absolute.to_str().unwrap()] {
+            assert!(package.blob(name).is_err(), "{name}");
+        }
     }
 
     #[test]

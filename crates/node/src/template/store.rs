@@ -109,7 +109,7 @@ impl Store {
         let path = self.path(&template.name);
         let text = serde_json::to_vec_pretty(template).map_err(io::Error::from);
         let text = text.map_err(failed("write", &path))?;
-        let fresh = directory.join(format!("new-{}-{}", std::process::id(), template.name));
+        let fresh = directory.join(format!("new-{}-{}.part", std::process::id(), template.name));
         layers::write(&fresh, &text)?;
         fs::rename(&fresh, &path).map_err(failed("write", &path))
     }

@@ -36,8 +36,9 @@ const PIECE_BYTES: usize = 256 * 1024;
 const FRAMES_WAITING: usize = 2;
 /// One layer, from its first byte to its report: a slow disk and a build from packages need some of it.
 const LAYER_WITHIN: Duration = Duration::from_secs(40 * 60);
-/// The sandbox ends by itself a little later, should nobody be left to end it.
-const TTL_MS: u64 = 45 * 60 * 1000;
+/// What the sandbox may use. Only the guest runs in it; memory is for what is written and not yet on disk. It ends by
+/// itself a little after the layer's own time, should nobody be left to end it.
+const LIMITS: Limits = Limits { memory_bytes: 256 << 20, ttl_ms: 45 * 60 * 1000, ..Limits::MIN };
 
 /// What is needed to unpack one layer.
 pub(super) struct Unpack {
@@ -106,7 +107,7 @@ impl Unpack {
     pub(super) async fn run(self, source: Source, watch: Watch<'_>) -> Result<Unpacked, Failure> {
         let spec = Spec {
             layers: vec![self.empty.clone()],
-            limits: Limits { ttl_ms: TTL_MS, ..Limits::default() },
+            limits: LIMITS,
             profile: Profile::Unpack { done: self.done.clone(), target: self.target.clone() },
             guest: self.guest.clone(),
         };

@@ -83,6 +83,15 @@ fn symlinks_that_go_round_are_refused() {
 }
 
 #[test]
+fn symlinks_are_no_way_to_any_depth() {
+    let step = |archive: Archive, depth: usize| archive.symlink(&"s/".repeat(depth), &"d/".repeat(40));
+    let way =
+        |steps: usize| (1..=steps).fold(Archive::new(), step).file(&format!("{}x", "s/".repeat(steps)), "x");
+    assert!(unpacked(&way(6).end()).0.top().join("d/".repeat(240)).join("x").is_file());
+    assert_eq!(refusal(&way(7).end()).code, ErrorCode::LimitExceeded);
+}
+
+#[test]
 fn a_hard_link_reaches_nothing_outside() {
     let bench = Bench::new();
     let outside = bench.outside();
