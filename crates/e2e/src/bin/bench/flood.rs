@@ -7,8 +7,6 @@ use e2e::Lab;
 use e2e::lab::{exec, start};
 use node::{Event, Sandbox};
 
-use crate::sandbox;
-
 /// Between two looks at an exec that nobody reads. It is timed by the guest, so this adds nothing.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -26,7 +24,7 @@ pub(crate) struct Flood {
 
 /// Floods a sandbox of this lab.
 pub(crate) async fn run(lab: &Lab, bytes: u64) -> Flood {
-    let sandbox = sandbox::start(lab).await;
+    let sandbox = lab.sandbox().await;
     let kept = unread(&sandbox, bytes).await;
     let read = read(&sandbox, bytes).await;
     sandbox.stop(Duration::ZERO).await.unwrap();

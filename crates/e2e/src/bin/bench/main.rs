@@ -7,7 +7,6 @@
 //! | [`weight`] | the memory of idle sandboxes, and of this process for each |
 //! | [`flood`] | bytes a second through one exec |
 //! | [`samples`] | percentiles |
-//! | [`sandbox`] | sandboxes under names of their own |
 //! | [`report`] | the tables, and the goals |
 //!
 //! It measures and judges nothing: it fails only if something could not be run. Noise of the machine hits all
@@ -21,7 +20,6 @@ mod reference;
 mod report;
 mod rounds;
 mod samples;
-mod sandbox;
 mod weight;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -68,7 +66,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let mut labs = vec![Lab::new("runc")];
-    if is_installed("runsc") {
+    if is_wanted("runsc") && is_installed("runsc") {
         labs.push(Lab::new("runsc"));
     }
     let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -79,8 +77,8 @@ fn main() -> ExitCode {
 }
 
 async fn measure(effort: Effort, labs: &[Lab]) {
-    report::machine(effort.rounds);
     let [runc, ..] = labs else { return };
+    report::machine(effort.rounds, runc.data());
     let mut reference = reference::Reference::prepare(runc).await;
     let times = rounds::run(effort.rounds, &mut reference, labs).await;
     reference.end().await;
@@ -108,6 +106,12 @@ async fn tidy(labs: &[Lab]) {
             lab.runtime.stop(&listed.id, Duration::ZERO).await.unwrap();
         }
     }
+}
+
+/// Whether a runtime of this name is to be measured: `BELLJAR_RUNTIMES` chooses, as it does for tests. The container
+/// runtime is the reference and always measured.
+fn is_wanted(name: &str) -> bool {
+    std::env::var("BELLJAR_RUNTIMES").map_or(true, |list| list.split(',').any(|one| one == name))
 }
 
 /// Whether a runtime of this name can be used here.

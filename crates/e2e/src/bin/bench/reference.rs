@@ -45,7 +45,7 @@ impl Reference {
         let dirs = Dirs { data: lab.data().to_owned() };
         let runtime: Arc<dyn Runtime> =
             Arc::new(Oci::new(flavor, dirs).expect("the runtime of the reference"));
-        let id = node::machine::fresh_id().unwrap();
+        let id = lab.id();
         runtime.start(&id, &lab.spec(Limits::default())).await.expect("the mounts of the reference");
         let (stream, _) = listener.accept().expect("the keeper's call");
         Self { runtime, id, keeper: BufReader::new(stream) }

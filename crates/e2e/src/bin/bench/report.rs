@@ -1,5 +1,6 @@
 //! The tables.
 
+use std::path::Path;
 use std::process::Command;
 
 use crate::flood::Flood;
@@ -20,20 +21,33 @@ const IDLE_MIB: f64 = 2.0;
 const MIB: f64 = 1_048_576.0;
 
 /// Says where this runs.
-pub(crate) fn machine(rounds: usize) {
+pub(crate) fn machine(rounds: usize, data: &Path) {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    println!(
-        "Linux {}, {cores} cores, load {}",
-        read("/proc/sys/kernel/osrelease").trim(),
-        read("/proc/loadavg").trim()
-    );
-    for (name, flag) in [("runc", "--version"), ("runsc", "--version"), ("bwrap", "--version")] {
-        if let Ok(output) = Command::new(name).arg(flag).output() {
+    let (kernel, load) = (read("/proc/sys/kernel/osrelease"), read("/proc/loadavg"));
+    println!("Linux {}, {cores} cores, load {}", kernel.trim(), load.trim());
+    println!("sandboxes kept on {}", file_system(&read("/proc/self/mounts"), data));
+    for name in ["runc", "runsc", "bwrap"] {
+        if let Ok(output) = Command::new(name).arg("--version").output() {
             println!("{}", String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or(name));
         }
     }
     println!("{rounds} rounds, every subject once in each");
+}
+
+/// The kind and the options of the file system a directory is on. What a stop takes depends on it: one that discards
+/// what is freed may do so while the stop waits.
+fn file_system(mounts: &str, directory: &Path) -> String {
+    let words = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let fitting = words.filter_map(|words| match words.as_slice() {
+        [_, target, kind, options, ..] if directory.starts_with(target) => {
+            Some((target.len(), format!("{kind} ({options})")))
+        }
+        _ => None,
+    });
+    fitting
+        .max_by_key(|(length, _)| *length)
+        .map_or_else(|| "an unknown file system".into(), |(_, text)| text)
 }
 
 /// The table of times.
@@ -67,19 +81,23 @@ pub(crate) fn times(times: &Times) {
 pub(crate) fn weights(weights: &[Weight]) {
     println!("\nmemory of an idle sandbox, MiB, mean of 20");
     println!(
-        "{:<8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>14}",
-        "", "charged", "processes", "files", "in memory", "kernel", "this process"
+        "{:<8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>14}",
+        "", "charged", "processes", "files", "in memory", "kernel", "resident", "this process"
     );
     for weight in weights {
-        let parts = [weight.charged, weight.anonymous, weight.file, weight.shared, weight.kernel].map(mib);
-        let [charged, anonymous, file, shared, kernel] = parts;
+        let parts = [weight.charged, weight.anonymous, weight.file, weight.shared, weight.kernel];
+        let [charged, anonymous, file, shared, kernel] = parts.map(mib);
         println!(
-            "{:<8} {charged:>9.2} {anonymous:>9.2} {file:>9.2} {shared:>9.2} {kernel:>9.2} {:>14.2}",
+            "{:<8} {charged:>9.2} {anonymous:>9.2} {file:>9.2} {shared:>9.2} {kernel:>9.2} {:>9.2} {:>14.2}",
             weight.name,
+            mib(weight.resident),
             mib(weight.node)
         );
     }
-    println!("charged = processes + files + kernel; `in memory` are files of /dev, /tmp and /dev/shm");
+    println!("charged = processes + files + kernel; `in memory` are the files of /dev, /tmp and /dev/shm;");
+    println!(
+        "resident includes pages of programs that all sandboxes share; this process grew by so much for each"
+    );
 }
 
 /// The table of floods.

@@ -13,7 +13,6 @@ use node::Sandbox;
 
 use crate::reference::Reference;
 use crate::samples::Samples;
-use crate::sandbox;
 
 /// The program that does nothing.
 const NOTHING: &str = "/bin/true";
@@ -66,7 +65,7 @@ struct Place<'a> {
 pub(crate) async fn run(count: usize, reference: &mut Reference, labs: &[Lab]) -> Times {
     let mut places = Vec::new();
     for lab in labs {
-        places.push(Place { lab, sandbox: sandbox::start(lab).await });
+        places.push(Place { lab, sandbox: lab.sandbox().await });
     }
     let mut times = Times::of(labs);
     let subjects = subjects(labs.len());
@@ -113,7 +112,7 @@ async fn measure(subject: Subject, times: &mut Times, reference: &mut Reference,
 /// One sandbox from start to stop.
 async fn live(lab: &Lab, ours: &mut Ours) {
     let began = Instant::now();
-    let sandbox = sandbox::start(lab).await;
+    let sandbox = lab.sandbox().await;
     ours.start.add(began.elapsed());
     nothing(&sandbox).await;
     ours.first_exec.add(began.elapsed());

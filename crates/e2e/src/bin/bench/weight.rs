@@ -11,14 +11,13 @@ use std::time::Duration;
 use e2e::Lab;
 use node::Sandbox;
 
-use crate::sandbox;
-
 /// Sandboxes that are weighed together: one alone tells nothing of this process's share.
 const SANDBOXES: u64 = 20;
 /// What a start has left to be done is done by then.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// What one idle sandbox weighs, in bytes: the mean of a number of them.
+#[derive(Default)]
 pub(crate) struct Weight {
     /// The name of the runtime.
     pub name: String,
@@ -32,6 +31,9 @@ pub(crate) struct Weight {
     pub shared: u64,
     /// Of what is charged, the kernel's own.
     pub kernel: u64,
+    /// What its processes have resident, shared pages of programs (which whoever read them first was charged for)
+    /// counted for each.
+    pub resident: u64,
     /// The growth of this process.
     pub node: u64,
 }
@@ -39,35 +41,22 @@ pub(crate) struct Weight {
 /// Weighs idle sandboxes of this lab.
 pub(crate) async fn weigh(lab: &Lab) -> Weight {
     // The first one of a process makes threads and buffers that all share.
-    sandbox::start(lab).await.stop(Duration::ZERO).await.unwrap();
-    let before = resident();
+    lab.sandbox().await.stop(Duration::ZERO).await.unwrap();
+    let before = resident("self");
     let mut sandboxes: Vec<Sandbox> = Vec::new();
     for _ in 0..SANDBOXES {
-        sandboxes.push(sandbox::start(lab).await);
+        sandboxes.push(lab.sandbox().await);
     }
     tokio::time::sleep(SETTLES).await;
-    let node = resident().saturating_sub(before) / SANDBOXES;
-    let mut total = Weight {
-        name: lab.runtime.name().into(),
-        charged: 0,
-        anonymous: 0,
-        file: 0,
-        shared: 0,
-        kernel: 0,
-        node,
-    };
+    let node = resident("self").saturating_sub(before) / SANDBOXES;
+    let mut total = Weight { name: lab.runtime.name().into(), node, ..Weight::default() };
     for sandbox in &sandboxes {
         total.add(&memory_cgroup().join("belljar").join(sandbox.id().as_str()));
     }
     for sandbox in sandboxes {
         sandbox.stop(Duration::ZERO).await.unwrap();
     }
-    for sum in
-        [&mut total.charged, &mut total.anonymous, &mut total.file, &mut total.shared, &mut total.kernel]
-    {
-        *sum /= SANDBOXES;
-    }
-    total
+    total.mean()
 }
 
 impl Weight {
@@ -87,6 +76,18 @@ impl Weight {
             self.shared += of("total_shmem");
             self.kernel += number(&group.join("memory.kmem.usage_in_bytes"));
         }
+        for pid in read(&group.join("guest/cgroup.procs")).lines() {
+            self.resident += resident(pid);
+        }
+    }
+
+    fn mean(mut self) -> Self {
+        let sums =
+            [&mut self.charged, &mut self.anonymous, &mut self.file, &mut self.shared, &mut self.kernel];
+        for sum in sums.into_iter().chain([&mut self.resident]) {
+            *sum /= SANDBOXES;
+        }
+        self
     }
 }
 
@@ -96,11 +97,11 @@ fn memory_cgroup() -> PathBuf {
     if first.exists() { first } else { "/sys/fs/cgroup".into() }
 }
 
-/// The resident memory of this process.
-fn resident() -> u64 {
-    let status = read(Path::new("/proc/self/status"));
+/// The resident memory of a process.
+fn resident(pid: &str) -> u64 {
+    let status = read(&Path::new("/proc").join(pid).join("status"));
     let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"));
-    kib.and_then(|text| text.trim().parse::<u64>().ok()).expect("VmRSS of this process") * 1024
+    kib.and_then(|text| text.trim().parse::<u64>().ok()).expect("VmRSS of a process") * 1024
 }
 
 fn fields(text: &str) -> BTreeMap<String, u64> {
