@@ -214,3 +214,17 @@ fn templates_are_listed_and_unknown_ones_are_not_removed() {
     let removed = belljar(&["template", "remove", "nosuch"]);
     assert_eq!(removed.status.code(), Some(125));
 }
+
+#[test]
+fn a_data_directory_nobody_can_walk_to_is_named_with_its_fix() {
+    if !real() {
+        return;
+    }
+    let closed = std::env::temp_dir().join(format!("belljar-closed-{}", std::process::id()));
+    std::fs::create_dir(&closed).unwrap();
+    std::fs::set_permissions(&closed, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let output = command(&["doctor"]).env("BELLJAR_DATA", closed.join("data")).output().unwrap();
+    std::fs::remove_dir_all(&closed).unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("chmod o+x"), "{}", text(&output.stderr));
+}

@@ -1,5 +1,6 @@
 //! This machine: where things are kept, which runtimes there are, and tidying after the dead.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +24,11 @@ impl Machine {
     /// # Errors
     /// The directory cannot be made or written.
     pub fn open(data: &Path) -> Result<Self, Error> {
-        let guest = guest::install(data)
-            .map_err(|source| Error::System { act: format!("write to {}", data.display()), source })?;
-        Ok(Self { data: data.to_owned(), guest })
+        let failed = |source| Error::System { act: format!("write to {}", data.display()), source };
+        let guest = guest::install(data).map_err(failed)?;
+        let data = data.canonicalize().map_err(failed)?;
+        walkable(&data)?;
+        Ok(Self { data, guest })
     }
 
     /// Where everything is kept.
@@ -97,6 +100,21 @@ pub fn fresh_id() -> Result<SandboxId, Error> {
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| Error::System { act: "read random bytes".into(), source: error.into() })?;
     Ok(SandboxId::from_random(bytes))
+}
+
+/// Root inside a sandbox is an ordinary user outside, and walks to its own directory like one.
+fn walkable(data: &Path) -> Result<(), Error> {
+    let closed = data
+        .ancestors()
+        .skip(1)
+        .find(|parent| parent.metadata().is_ok_and(|found| found.permissions().mode() & 0o001 == 0));
+    match closed {
+        None => Ok(()),
+        Some(parent) => Err(Error::Request(api::Error::invalid(
+            format!("not every user can walk to {}: {} is closed", data.display(), parent.display()),
+            format!("Run `chmod o+x {}`, or keep the data somewhere else with --data.", parent.display()),
+        ))),
+    }
 }
 
 fn names(flavors: impl Iterator<Item = Flavor>) -> String {
