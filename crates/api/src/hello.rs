@@ -25,7 +25,7 @@ pub enum Kind {
 pub struct Hello {
     /// What the connection is for.
     pub kind: Kind,
-    /// How many descriptors of `cgroup.procs` travel with it, first in the list.
+    /// How many descriptors of cgroups to enter travel with it, first in the list.
     pub cgroups: u8,
     /// Whether a descriptor follows from which the count of memory kills can be read.
     pub oom_count: bool,

@@ -26,7 +26,7 @@ pub struct Connection {
 /// What the node hands over at every greeting, where the tier has it.
 #[derive(Default)]
 pub struct Descriptors {
-    /// `cgroup.procs` of the cgroup of user code, one for each hierarchy. Children write themselves into all.
+    /// The entrances of the cgroup of user code, one for each hierarchy. Children write themselves into all.
     pub cgroups: Vec<OwnedFd>,
     /// A file in which the count of memory kills can be read.
     pub oom_count: Option<OwnedFd>,

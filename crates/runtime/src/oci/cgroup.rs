@@ -57,7 +57,7 @@ pub(crate) struct Cgroups {
 /// What the guest is handed so that it can move its children into `user` and learn of memory kills.
 #[derive(Debug)]
 pub(crate) struct Handout {
-    /// `cgroup.procs` of `user`, one for each hierarchy.
+    /// The entrance of `user`, one for each hierarchy.
     pub procs: Vec<OwnedFd>,
     /// Where the count of memory kills is read.
     pub oom_count: Option<OwnedFd>,
@@ -109,10 +109,10 @@ impl Cgroups {
         Ok(())
     }
 
-    /// `cgroup.procs` of the cgroup that the OCI runtime's own command joins.
+    /// The entrance of the cgroup that the OCI runtime's own command joins.
     pub(crate) fn runtime_procs(&self, id: &SandboxId) -> Result<OwnedFd, Error> {
         let hierarchy = self.controller("pids").ok_or_else(|| Error::NotFound(id.clone()))?;
-        open(&hierarchy.of(id).join("runtime/cgroup.procs"), true)
+        open(&hierarchy.of(id).join("runtime").join(hierarchy.entrance()), true)
     }
 
     /// What the guest is handed.
@@ -122,7 +122,7 @@ impl Cgroups {
         }
         let procs = self
             .used()
-            .map(|hierarchy| open(&hierarchy.of(id).join("user/cgroup.procs"), true))
+            .map(|hierarchy| open(&hierarchy.of(id).join("user").join(hierarchy.entrance()), true))
             .collect::<Result<_, _>>()?;
         let memory = self.controller("memory").ok_or_else(|| Error::NotFound(id.clone()))?;
         let user = memory.of(id).join("user");
@@ -256,6 +256,12 @@ impl Cgroups {
 impl Hierarchy {
     fn has(&self, controller: &str) -> bool {
         self.controllers.iter().any(|name| name == controller)
+    }
+
+    /// The file by which a process of one thread enters a cgroup, writing 0 for itself. In version 1 that is `tasks`:
+    /// moving only itself takes no lock on all processes of the machine, for which the kernel waits milliseconds.
+    fn entrance(&self) -> &'static str {
+        if self.unified { "cgroup.procs" } else { "tasks" }
     }
 
     fn of(&self, id: &SandboxId) -> PathBuf {

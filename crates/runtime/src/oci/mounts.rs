@@ -30,7 +30,7 @@ pub(crate) enum Operation {
     },
     /// Joins a cgroup.
     Join {
-        /// Its `cgroup.procs`.
+        /// Its entrance.
         procs: OwnedFd,
     },
     /// Leaves the host's mount namespace for a private copy.
