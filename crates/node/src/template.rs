@@ -2,12 +2,13 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`store`] | the templates of this machine, by name |
-//! | [`layers`] | their layers, by content; what was left half-made |
-//! | [`unpack`] | one layer, streamed into a sandbox made for nothing else |
-//! | [`package`] | an image as it lies on disk: an archive or a directory, read by name |
-//! | [`image`] | what an image says of itself, checked |
-//! | [`base`] | a Debian system from packages |
+//! | `store` | the templates of this machine, by name |
+//! | `layers` | their layers, by content; what was left half-made |
+//! | `unpack` | one layer, streamed into a sandbox made for nothing else |
+//! | `package` | an image as it lies on disk: an archive or a directory, read by name |
+//! | `image` | what an image says of itself, checked |
+//! | `mounts` | whether a tree can be removed without leaving it |
+//! | `base` | a Debian system from packages |
 //!
 //! ```text
 //! FILE ─▶ package ─▶ image ─▶ for each layer, lowest first: blob ──stream──▶ guest unpacks ─▶ kept by its key
@@ -20,6 +21,7 @@
 mod base;
 mod image;
 mod layers;
+mod mounts;
 mod package;
 mod store;
 mod unpack;

@@ -11,7 +11,7 @@ const SHOWN_BYTES: usize = 256;
 /// An entry that no layer may have.
 pub fn refused(name: &[u8], why: impl Display) -> Error {
     Error::invalid(
-        format!("entry {:?} of the layer {why}", shown(name)),
+        format!("entry {:?} of the layer {}", shown(name), tame(&why)),
         "Make the image again without this entry, or with another tool.",
     )
 }
@@ -19,7 +19,7 @@ pub fn refused(name: &[u8], why: impl Display) -> Error {
 /// Something that is no layer at all.
 pub fn broken(why: impl Display) -> Error {
     Error::invalid(
-        format!("the layer cannot be read: {why}"),
+        format!("the layer cannot be read: {}", tame(&why)),
         "Export the image again; if that does not help, make it with another tool.",
     )
 }
@@ -73,6 +73,11 @@ pub fn platform(act: &str, cause: &dyn Display) -> Error {
         retry: Retry::Unknown,
         fix: "Look at the disk where Belljar keeps its data, then ask again.".into(),
     }
+}
+
+/// A reason without what the archive may have put into it for somebody's terminal.
+fn tame(why: &dyn Display) -> String {
+    why.to_string().chars().take(SHOWN_BYTES).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// A name as people can read it.

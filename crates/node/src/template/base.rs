@@ -1,7 +1,9 @@
 //! A Debian system from packages, made by `mmdebstrap` and handed on as one layer.
 //!
 //! The packages are Debian's, signed, and their scripts run as root in a directory of this machine, as they do when
-//! anybody installs Debian. What comes out is unpacked like any other layer.
+//! anybody installs Debian. They run in namespaces of mounts and processes of their own: what `mmdebstrap` mounts is
+//! never in the host's table, and all of it ends with the command, however that ends. What comes out is unpacked like
+//! any other layer.
 
 mod sources;
 
@@ -22,7 +24,7 @@ use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc;
 
 use super::unpack::{Piece, Source, pass_on};
-use super::{failed, unsound};
+use super::{failed, layers, unsound};
 use crate::error::Error;
 
 /// A fast mirror takes half a minute.
@@ -33,6 +35,8 @@ const TAIL_BYTES: usize = 4096;
 const LINE_BYTES_MAX: u64 = 4096;
 /// How often a program that has closed its output is asked whether it is gone.
 const WAIT_EVERY: Duration = Duration::from_millis(20);
+/// How often that is asked of one that was killed.
+const ENDING_TRIES: u32 = 100;
 const PIECES_WAITING: usize = 4;
 
 /// What every template `base` has beside Debian's own minimum (bash, coreutils, apt).
@@ -58,6 +62,9 @@ const LEFT_OUT: [&str; 6] = [
 ];
 /// Where programs of the machine are. Not where a user's own may be: what is found here runs as root.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Mounts and processes of its own, which end with the first of them.
+const ALONE: [&str; 7] =
+    ["--mount", "--propagation=private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--"];
 /// Variables by which the operator says how packages are reached. Nothing else of the environment is passed on.
 const PROXIES: [&str; 5] = ["http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"];
 
@@ -71,6 +78,13 @@ pub struct Base {
     pub mirror: Option<String>,
     /// Packages beside those that every base has.
     pub packages: Vec<String>,
+}
+
+/// The programs that building takes.
+struct Tools {
+    setpriv: PathBuf,
+    unshare: PathBuf,
+    mmdebstrap: PathBuf,
 }
 
 /// The program that builds. Dropping this ends it.
@@ -89,10 +103,10 @@ impl Default for Base {
 impl Base {
     /// Starts building; the archive comes as the pieces of a source.
     pub(super) fn start(&self, scratch: PathBuf) -> Result<Source, Error> {
-        let program = find("mmdebstrap").ok_or_else(missing)?;
+        let tools = Tools::find()?;
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o711).create(&scratch).map_err(failed("make directory", &scratch))?;
-        let mut command = self.command(&program, &sources::of_this_machine(&self.suite))?;
+        let mut command = self.command(&tools, &sources::of_this_machine(&self.suite))?;
         command.env("TMPDIR", &scratch);
         let argv = spelled(&command);
         let mut child =
@@ -124,7 +138,7 @@ impl Base {
         Ok(Source { compression: Compression::None, pieces, _building: Some(building) })
     }
 
-    fn command(&self, program: &Path, lines: &[String]) -> Result<Command, Error> {
+    fn command(&self, tools: &Tools, lines: &[String]) -> Result<Command, Error> {
         let fine = |word: &str| word.chars().all(|c| c.is_ascii_alphanumeric() || "+-._:=~".contains(c));
         let words = self.packages.iter().chain([&self.suite]);
         if let Some(bad) =
@@ -136,15 +150,8 @@ impl Base {
             ));
         }
         let packages = PACKAGES.into_iter().chain(self.packages.iter().map(String::as_str));
-        let mut command = match find("setpriv") {
-            // It ends when this process does, however this process ends.
-            Some(setpriv) => {
-                let mut command = Command::new(setpriv);
-                command.args(["--pdeathsig", "TERM", "--"]).arg(program);
-                command
-            }
-            None => Command::new(program),
-        };
+        let mut command = Command::new(&tools.setpriv);
+        command.args(["--pdeathsig", "KILL", "--"]).arg(&tools.unshare).args(ALONE).arg(&tools.mmdebstrap);
         command.args(["--variant=minbase", "--format=tar", "--aptopt=Acquire::Retries \"3\""]);
         command.arg(format!("--include={}", packages.collect::<Vec<_>>().join(",")));
         command.args(LEFT_OUT.map(|option| format!("--dpkgopt={option}")));
@@ -174,19 +181,27 @@ impl Drop for Building {
     fn drop(&mut self) {
         self.watchdog.abort();
         end(&self.child);
-        // Empty once the program has tidied up; otherwise the next command removes it.
-        let _ = fs::remove_dir(&self.scratch);
+        let is_gone =
+            || !matches!(self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait(), Ok(None));
+        for _ in 0..ENDING_TRIES {
+            if is_gone() {
+                break;
+            }
+            std::thread::sleep(WAIT_EVERY);
+        }
+        // What cannot be removed now is removed by the next command.
+        let _ = layers::remove(&self.scratch);
     }
 }
 
-/// Asks the program and all it has started to end, if it still runs. It removes its mounts and files then.
+/// Ends the program, if it still runs, and with it all that it has started and mounted.
 fn end(child: &Mutex<Child>) {
     let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
     // Only while it has not been waited for is its number its own.
     if let (Ok(None), Some(group)) =
         (child.try_wait(), i32::try_from(child.id()).ok().and_then(Pid::from_raw))
     {
-        let _ = rustix::process::kill_process_group(group, Signal::TERM);
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
     }
 }
 
@@ -231,9 +246,18 @@ fn listen(stderr: impl Read, says: &mpsc::Sender<Piece>) -> Vec<u8> {
     }
 }
 
-/// A program of the machine.
-fn find(name: &str) -> Option<PathBuf> {
-    PATH.split(':').map(|directory| Path::new(directory).join(name)).find(|path| path.is_file())
+impl Tools {
+    fn find() -> Result<Self, Error> {
+        let find = |name: &str, package: &str| {
+            let mut paths = PATH.split(':').map(|directory| Path::new(directory).join(name));
+            paths.find(|path| path.is_file()).ok_or_else(|| missing(name, package))
+        };
+        Ok(Self {
+            setpriv: find("setpriv", "util-linux")?,
+            unshare: find("unshare", "util-linux")?,
+            mmdebstrap: find("mmdebstrap", "mmdebstrap")?,
+        })
+    }
 }
 
 fn say(status: ExitStatus) -> String {
@@ -248,14 +272,14 @@ fn spelled(command: &Command) -> String {
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }
 
-fn missing() -> Error {
+fn missing(name: &str, package: &str) -> Error {
     Error::Request(api::Error {
         code: ErrorCode::Unsupported,
-        message: "mmdebstrap, which makes Debian systems from packages, is not installed".into(),
+        message: format!("{name}, which is needed to make a Debian system from packages, is not installed"),
         layer: Layer::Platform,
         ran: Ran::No,
         retry: Retry::Useless,
-        fix: "apt-get install mmdebstrap".into(),
+        fix: format!("apt-get install {package}"),
     })
 }
 
@@ -263,10 +287,12 @@ fn missing() -> Error {
 mod tests {
     use super::*;
 
+    fn tools() -> Tools {
+        Tools { setpriv: "/s".into(), unshare: "/u".into(), mmdebstrap: "/m".into() }
+    }
+
     fn words(base: &Base) -> Vec<String> {
-        let command = base
-            .command(Path::new("/bin/mmdebstrap"), &["deb http://mirror/debian bookworm main".to_owned()])
-            .unwrap();
+        let command = base.command(&tools(), &["deb http://mirror/debian bookworm main".to_owned()]).unwrap();
         command.get_args().map(|word| word.to_string_lossy().into_owned()).collect()
     }
 
@@ -283,8 +309,14 @@ mod tests {
     }
 
     #[test]
+    fn what_is_missing_is_named_with_its_package() {
+        let error = missing("mmdebstrap", "mmdebstrap").to_api();
+        assert_eq!((error.code, error.fix.as_str()), (ErrorCode::Unsupported, "apt-get install mmdebstrap"));
+    }
+
+    #[test]
     fn words_that_would_be_options_are_refused() {
-        let fine = |base: Base| base.command(Path::new("/bin/mmdebstrap"), &[]).is_ok();
+        let fine = |base: Base| base.command(&tools(), &[]).is_ok();
         for bad in ["--hook=x", "", "a,b", "a b", "./x.deb"] {
             assert!(!fine(Base { packages: vec![bad.into()], ..Base::default() }), "{bad}");
         }

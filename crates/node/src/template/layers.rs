@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Store, Template, failed};
+use super::{Store, Template, failed, mounts};
 use crate::error::Error;
 
 /// How a key is made. Another way to unpack gets another number, so that what the old way made is not taken for it.
@@ -251,8 +251,14 @@ pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Removes a tree. The standard library's way goes by descriptors and follows no symlink.
-fn remove(path: &Path) -> Result<(), Error> {
+/// Removes a tree. The standard library's way goes by descriptors and follows no symlink; it would go into mounts, so
+/// a tree with one in it stays.
+pub(super) fn remove(path: &Path) -> Result<(), Error> {
+    if mounts::any_below(path).map_err(failed("look for mounts below", path))? {
+        return Err(failed("remove", path)(io::Error::other(
+            "something is mounted below it; unmount that first",
+        )));
+    }
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other.map_err(failed("remove", path)),
