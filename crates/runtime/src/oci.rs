@@ -6,7 +6,7 @@
 //! | [`start`], [`stop`] | the two verbs, as named steps |
 //! | [`record`] | what is written down before anything is made, and who has it in hand |
 //! | [`config`], [`seccomp`] | what the OCI runtime is told |
-//! | [`cgroup`], [`disk`], [`mounts`], [`owners`] | what is made around it |
+//! | [`cgroup`], [`disk`], [`blank`], [`mounts`], [`owners`] | what is made around it |
 //! | [`channel`] | the socket that the guest dials |
 //! | [`posture`] | what can be seen of process 1, and what should be |
 //! | [`process`], [`files`] | processes by descriptor, commands, and files |
@@ -20,6 +20,7 @@
 //! There is one way down, and it starts from any point: a start that fails takes it, a stop takes it, and so does the
 //! next process after this one was killed.
 
+mod blank;
 mod cgroup;
 mod channel;
 mod config;

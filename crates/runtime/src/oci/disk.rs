@@ -18,6 +18,7 @@ use rustix::fs::{FallocateFlags, FileType, Mode};
 use rustix::mount::MountFlags;
 
 use crate::Error;
+use crate::oci::blank;
 use crate::oci::files::{self, failed};
 use crate::oci::mounts::{Operation, c_string};
 use crate::oci::process::{self, ENDING, Words};
@@ -96,8 +97,8 @@ impl Disk {
     }
 }
 
-/// Makes the file, with all its blocks, and the file system in it.
-pub(crate) fn make(path: &Path, limits: &Limits) -> Result<(), Error> {
+/// Makes the file, with all its blocks, and the file system in it. `blanks` is where those of other sizes are kept.
+pub(crate) fn make(path: &Path, blanks: &Path, limits: &Limits) -> Result<(), Error> {
     if limits.disk_inodes.saturating_mul(INODE_BYTES) > limits.disk_bytes / INODES_SHARE {
         return Err(Error::Unsupported {
             what: "disk_inodes",
@@ -116,7 +117,7 @@ pub(crate) fn make(path: &Path, limits: &Limits) -> Result<(), Error> {
         .open(path)
         .map_err(|source| failed("make", path, source))?;
     match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, limits.disk_bytes) {
-        Ok(()) => format(path, limits),
+        Ok(()) => blank::copy_into((&file, path), blanks, limits, |blank| format(blank, limits)),
         Err(rustix::io::Errno::NOSPC | rustix::io::Errno::FBIG | rustix::io::Errno::DQUOT) => {
             Err(Error::Capacity {
                 what: "the disk",
@@ -164,6 +165,19 @@ pub(crate) fn wait_detached(number: u32, path: &Path) -> Result<(), Error> {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
+}
+
+/// Removes the file. On a host that discards what is freed, that costs a round trip to the device for each run of
+/// blocks: zeroing makes one run of the many that a used disk has.
+pub(crate) fn remove(path: &Path) -> Result<(), Error> {
+    if let Ok(file) = OpenOptions::new().write(true).open(path)
+        && let Ok(found) = file.metadata()
+    {
+        let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        // Only for speed: a file system that cannot do it removes the file all the same.
+        let _ = rustix::fs::fallocate(&file, flags, 0, found.len());
+    }
+    files::remove_file(path)
 }
 
 fn refuse_if_full(path: &Path, bytes: u64) -> Result<(), Error> {
@@ -266,7 +280,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("disk.img");
         let limits = Limits { disk_bytes: 1 << 55, ..Limits::default() };
-        assert!(matches!(make(&path, &limits), Err(Error::Capacity { .. })));
+        assert!(matches!(make(&path, home.path(), &limits), Err(Error::Capacity { .. })));
         assert!(!path.exists());
     }
 }

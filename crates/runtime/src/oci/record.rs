@@ -81,6 +81,11 @@ impl Dirs {
         self.sandboxes().join(id.as_str())
     }
 
+    /// Where blank disks are kept.
+    pub(crate) fn blanks(&self) -> PathBuf {
+        self.data.join("disks")
+    }
+
     /// The file under a sandbox's disk.
     pub(crate) fn disk(&self, id: &SandboxId) -> PathBuf {
         self.sandbox(id).join("disk.img")

@@ -72,7 +72,7 @@ fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: Record) -> Result<H
     let (bundle, channel) = (oci.dirs.bundle(id), oci.dirs.channel(id));
     oci.cgroups.make(id, &spec.limits, oci.flavor.tier)?;
     oci.reached("cgroups");
-    disk::make(&oci.dirs.disk(id), &spec.limits)?;
+    disk::make(&oci.dirs.disk(id), &oci.dirs.blanks(), &spec.limits)?;
     oci.reached("disk");
     let disk = disk::attach(&oci.dirs.disk(id), |number| {
         record.device = Some(number);

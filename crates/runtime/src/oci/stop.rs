@@ -56,6 +56,7 @@ pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&Process>) -> Res
     {
         disk::wait_detached(number, &oci.dirs.disk(id))?;
     }
+    disk::remove(&oci.dirs.disk(id))?;
     oci.dirs.forget(id)
 }
 
