@@ -111,6 +111,21 @@ fn memory_that_outlives_its_process_does_not_starve_the_next() {
     });
 }
 
+/// C-04: in System V segments, which belong to nobody once their maker is dead.
+#[test]
+#[ignore = "System V segments stay after a memory kill and starve every later exec"]
+fn memory_that_belongs_to_nobody_does_not_starve_the_next() {
+    withstand("C-04", RUNC, async |field| {
+        let sandbox = field.lab.sandbox_with(Limits { memory_bytes: 64 * MIB, ..small() }).await;
+        for _ in 0..2 {
+            assert_eq!(collect(&sandbox, &field.payload(&["sysv"])).await.end.outcome, Outcome::Oom);
+        }
+        let next = collect(&sandbox, &exec(&["python3", "-c", "print(bytearray(8 << 20)[0])"])).await;
+        assert_eq!(next.end.outcome, Outcome::Exited { code: 0 }, "{:?}", sandbox.usage().await.unwrap());
+        field.recovers(&sandbox).await;
+    });
+}
+
 /// C-08.
 #[test]
 fn a_full_disk_is_full_for_its_sandbox_only() {

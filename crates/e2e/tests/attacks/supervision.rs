@@ -122,6 +122,32 @@ fn words_of_the_channel_in_an_output_are_only_bytes() {
     });
 }
 
+///
+#[test]
+#[ignore = "a child that is stopped between fork and exec stops the guest"]
+fn who_stops_what_is_being_born_does_not_stop_the_guest() {
+    withstand("A-05", BOTH, async |field| {
+        let control = Room { uid: 1000, powerful: false, ..Room::default() }.attack("A-05", &["0.2"]);
+        control.assert("control", &[("victim", "stopped")]);
+        let sandbox = field.sandbox().await;
+        let stopper = start(&sandbox, &field.payload(&["20"])).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        for _ in 0..20 {
+            let began = Instant::now();
+            let spec = ExecSpec { deadline_ms: Some(200), grace_ms: Some(0), ..exec(&["true"]) };
+            if let Ok(exec) = start(&sandbox, &spec).await {
+                exec.collect().await.unwrap();
+            }
+            sandbox.execs().await.unwrap();
+            assert!(began.elapsed() < 2 * SOON, "the guest was held up for {:?}", began.elapsed());
+        }
+        stopper.cancel().await.unwrap();
+        assert_eq!(stopper.collect().await.unwrap().end.outcome, Outcome::Cancelled);
+        field.recovers(&sandbox).await;
+        field.is_empty(&sandbox).await;
+    });
+}
+
 ///
 #[test]
 fn who_ignores_signals_is_killed_after_its_grace() {
