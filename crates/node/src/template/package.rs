@@ -207,8 +207,14 @@ fn packed(first: &[u8]) -> Option<&'static str> {
 
 /// Which member lies where.
 fn index(file: &File) -> Result<HashMap<String, Member>, Error> {
-    let not_sound =
-        |why: String| unsound(format!("the image is no sound archive: {why}"), "Export the image again.");
+    // The reason may hold bytes of the archive; nothing of them is for a terminal.
+    let not_sound = |why: String| {
+        let why: String = why.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect();
+        unsound(
+            format!("the image is no sound archive: {why}"),
+            "Name a `docker save` archive or an OCI layout.",
+        )
+    };
     let mut archive = tar::Archive::new(file);
     let entries = archive.entries_with_seek().map_err(|error| not_sound(error.to_string()))?;
     let mut members = HashMap::new();
