@@ -36,9 +36,10 @@ const PIECE_BYTES: usize = 256 * 1024;
 const FRAMES_WAITING: usize = 2;
 /// One layer, from its first byte to its report: a slow disk and a build from packages need some of it.
 const LAYER_WITHIN: Duration = Duration::from_secs(40 * 60);
-/// What the sandbox may use. Only the guest runs in it; memory is for what is written and not yet on disk. It ends by
-/// itself a little after the layer's own time, should nobody be left to end it.
-const LIMITS: Limits = Limits { memory_bytes: 256 << 20, ttl_ms: 45 * 60 * 1000, ..Limits::MIN };
+/// What the sandbox may use. Only the guest runs in it, with two threads; memory is for what is written and not yet on
+/// disk. It ends by itself a little after the layer's own time, should nobody be left to end it.
+const LIMITS: Limits =
+    Limits { memory_bytes: 256 << 20, cpu_millis: 2000, ttl_ms: 45 * 60 * 1000, ..Limits::MIN };
 
 /// What is needed to unpack one layer.
 pub(super) struct Unpack {
