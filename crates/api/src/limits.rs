@@ -54,7 +54,7 @@ pub struct Limits {
     pub disk_bytes: u64,
     /// Files and directories on that disk.
     pub disk_inodes: u64,
-    /// `/tmp`, which is memory (A2.07).
+    /// `/tmp`, which is memory (A2.07), and at most half of it.
     pub tmp_bytes: u64,
     /// How long the sandbox lives at most. The guest ends itself then, also when nobody is left to ask it to.
     pub ttl_ms: u64,
@@ -126,6 +126,16 @@ impl Limits {
                 ));
             }
         }
+        // What lies in /tmp stays charged after a memory kill: more, and no later exec would have room to clear it.
+        if self.tmp_bytes > self.memory_bytes / 2 {
+            return Err(refused(
+                format!(
+                    "tmp_bytes is {}, more than half of memory_bytes, {}",
+                    self.tmp_bytes, self.memory_bytes
+                ),
+                format!("Ask for {} or less, or for more memory.", self.memory_bytes / 2),
+            ));
+        }
         Ok(())
     }
 }
@@ -164,6 +174,8 @@ mod tests {
         let error = limits.check().unwrap_err();
         assert_eq!(error.code, ErrorCode::LimitExceeded);
         assert!(error.message.contains("memory_bytes"), "{}", error.message);
+        let limits = Limits { tmp_bytes: 257 << 20, ..Limits::default() };
+        assert!(limits.check().unwrap_err().message.contains("tmp_bytes"));
         let limits = Limits { pids: 0, ..Limits::default() };
         assert!(limits.check().unwrap_err().message.contains("pids"));
     }

@@ -54,9 +54,9 @@ pub struct Arguments {
     /// Files and directories on that disk.
     #[arg(long, default_value_t = Limits::default().disk_inodes)]
     inodes: u64,
-    /// The /tmp directory, which is memory.
-    #[arg(long, value_parser = quantity::bytes, default_value = "64M", value_name = "SIZE")]
-    tmp: u64,
+    /// The /tmp directory, which is memory: 64M, or half of the memory where that is less.
+    #[arg(long, value_parser = quantity::bytes, value_name = "SIZE")]
+    tmp: Option<u64>,
     /// The wall-clock limit of the command: 90s, 5m, or none (then 24 hours end the sandbox).
     #[arg(long, value_parser = quantity::limit, default_value = "60s", value_name = "TIME", allow_hyphen_values = true)]
     timeout: Limit,
@@ -136,6 +136,7 @@ pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
 /// Removes what killed commands left behind.
 pub async fn tidy(machine: &Machine) -> Result<(), Error> {
     let removed = machine.tidy().await.map_err(|error| error.to_api())?;
+    node::template::tidy(machine.data()).map_err(|error| error.to_api())?;
     if !removed.is_empty() {
         let names: Vec<_> = removed.iter().map(ToString::to_string).collect();
         show::note(&format!("removed what a killed command left behind: {}", names.join(", ")));
@@ -280,7 +281,7 @@ impl Arguments {
             pids: self.pids,
             disk_bytes: self.disk,
             disk_inodes: self.inodes,
-            tmp_bytes: self.tmp,
+            tmp_bytes: self.tmp.unwrap_or_else(|| Limits::default().tmp_bytes.min(self.memory / 2)),
             ttl_ms: millis(life).min(limits::DEADLINE_MS_MAX),
         }
     }

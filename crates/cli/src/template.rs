@@ -81,7 +81,6 @@ async fn make(
     act: impl AsyncFnOnce(&Builder, node::template::Watch<'_>) -> Result<Template, node::Error>,
 ) -> Result<(), Error> {
     run::tidy(machine).await?;
-    node::template::tidy(machine.data()).map_err(|error| error.to_api())?;
     let runtime = machine.at_least(Tier::Container).map_err(|error| error.to_api())?;
     let builder = Builder::new(machine, runtime);
     let bar = ProgressBar::new_spinner().with_style(

@@ -24,7 +24,7 @@ const RUNC: &[&str] = &["runc"];
 const MIB: u64 = 1 << 20;
 
 fn small() -> Limits {
-    Limits { memory_bytes: 96 * MIB, disk_bytes: 96 * MIB, ..Limits::default() }
+    Limits { memory_bytes: 96 * MIB, disk_bytes: 96 * MIB, tmp_bytes: 48 * MIB, ..Limits::default() }
 }
 
 /// Scenario 13, attack C-01: a process bomb is contained, and both its sandbox and another answer.
@@ -122,13 +122,14 @@ fn too_much_memory_is_oom_whoever_takes_it_and_however() {
 #[test]
 fn memory_in_files_is_charged_and_does_not_outlive_its_oom() {
     on(RUNC, async |lab| {
-        let limits = Limits { tmp_bytes: 256 * MIB, disk_bytes: 512 * MIB, ..small() };
+        let limits = Limits { disk_bytes: 512 * MIB, ..small() };
         let sandbox = lab.sandbox_with(limits).await;
         let full =
             sh(&sandbox, "head -c 200M /dev/zero > /dev/shm/x; stat -c %s /dev/shm/x; rm /dev/shm/x").await;
         assert_eq!(text(&full), format!("{}\n", 24 * MIB), "a quarter of the memory, then ENOSPC");
         for _ in 0..3 {
-            let both = "head -c 20M /dev/zero > /dev/shm/x; head -c 200M /dev/zero > /tmp/x; sleep 30";
+            let both = "head -c 20M /dev/zero > /dev/shm/x; head -c 40M /dev/zero > /tmp/x; \
+                        python3 -c 'b = bytearray(80 << 20)'; sleep 30";
             assert_oom(&sandbox, Tier::Container, &script(both)).await;
             // /dev/shm is emptied after an oom; /tmp is the user's own to clear.
             assert_eq!(text(&sh(&sandbox, "ls /dev/shm | wc -l; rm -f /tmp/x").await), "0\n");

@@ -169,6 +169,12 @@ impl Exec {
         }
     }
 
+    /// It never became its program: whoever has attached meanwhile is let go, with nothing known.
+    pub fn never_was(&self) {
+        self.finish(0);
+        self.complete();
+    }
+
     /// Lives the exec from start to end.
     pub async fn live(self: Rc<Self>, pipes: Pipes) {
         let (Ok(stdout), Ok(stderr)) =

@@ -3,17 +3,24 @@
 //! Between fork and exec the child joins the cgroup of user code, takes its three descriptors, loses every
 //! privilege and only then enters its directory and becomes the program: nothing that user code can influence
 //! happens before the last restriction holds.
+//!
+//! From the moment it has its uid, other processes of that uid can send it signals, SIGSTOP among them. So nobody
+//! here waits for it with open eyes only for it: the verdict comes through a pipe, and is awaited with a deadline.
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use api::exec::ExecSpec;
 use api::{Error, ErrorCode, Layer, Ran, Retry, limits};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
+use tokio::io::Interest;
+
+use crate::sweep::{self, Whom};
+use crate::watched::watch;
 
 /// The few variables every exec has. Nothing of the host is among them.
 const ENVIRONMENT: [(&str, &str); 7] = [
@@ -31,10 +38,15 @@ const PIPE_BYTES: usize = 1 << 20;
 /// The highest capability number that any kernel so far knows is 40; asking for more is refused and harmless.
 const CAPABILITY_LAST: libc::c_ulong = 63;
 
-/// A started process and our ends of its pipes.
+/// From fork to exec takes a millisecond; what takes this long has been stopped by another process of its user.
+const VERDICT_WITHIN: Duration = Duration::from_secs(2);
+
+/// A process that is becoming a program, and our ends of its pipes.
 pub struct Launched {
     /// The process.
     pub pid: Pid,
+    /// Says why it could not become the program; closes when it has.
+    pub verdict: OwnedFd,
     /// Where its standard output can be read.
     pub stdout: OwnedFd,
     /// Where its standard error can be read.
@@ -51,44 +63,138 @@ struct Descent {
     directory: CString,
 }
 
-/// Starts the command of `spec` with the extra group `group`, in the cgroups whose descriptors are given.
+/// What the child needs to become the program, as the kernel wants it.
+struct Program {
+    paths: Vec<CString>,
+    argv: Vec<*const libc::c_char>,
+    env: Vec<*const libc::c_char>,
+    /// What the pointers point to.
+    _strings: Vec<CString>,
+}
+
+/// Starts the command of `spec` with the extra group `group`, in the cgroups whose descriptors are given. Whether it
+/// became the program is said by [`verdict`].
 pub fn launch(spec: &ExecSpec, group: u32, cgroups: &[OwnedFd]) -> Result<Launched, Error> {
-    let directory = spec.cwd.as_deref().unwrap_or(DIRECTORY);
+    let failed = |error: io::Error| spawn_failed(spec, &error);
     let descent = Descent {
         cgroups: cgroups.iter().map(AsRawFd::as_raw_fd).collect(),
         uid: spec.uid.unwrap_or(limits::UID),
         groups: [group],
-        directory: CString::new(directory)
-            .map_err(|_| Error::invalid("cwd holds a NUL byte", "Name a directory of the sandbox."))?,
+        directory: c_string(spec.cwd.as_deref().unwrap_or(DIRECTORY)).map_err(failed)?,
     };
-    let failed = |error: io::Error| spawn_failed(spec, directory, &error);
-    let (stdout, stdout_child) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
-    let (stderr, stderr_child) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
-    let (stdin_child, stdin) = match spec.stdin {
-        true => pipe_with(PipeFlags::CLOEXEC).map(|(child, ours)| (Stdio::from(child), Some(ours))),
-        false => Ok((Stdio::null(), None)),
-    }
-    .map_err(|e| failed(e.into()))?;
+    let program = Program::new(spec).map_err(failed)?;
+    let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()));
+    let ((stdout, stdout_child), (stderr, stderr_child), (verdict, verdict_child)) =
+        (pipe()?, pipe()?, pipe()?);
+    let (stdin_child, stdin) = if spec.stdin {
+        let (child, ours) = pipe()?;
+        (child, Some(ours))
+    } else {
+        (null().map_err(failed)?, None)
+    };
     for pipe in [&stdout, &stderr] {
         let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
     }
-    let mut command = Command::new(spec.argv.first().map_or("", String::as_str));
-    command.args(spec.argv.iter().skip(1));
-    command.env_clear().envs(ENVIRONMENT).envs(&spec.env);
-    command.stdin(stdin_child).stdout(stdout_child).stderr(stderr_child);
-    // SAFETY: the closure makes only system calls that are safe after fork and touches only memory made before it.
-    unsafe {
-        command.pre_exec(move || descent.descend());
+    let streams = [stdin_child.as_raw_fd(), stdout_child.as_raw_fd(), stderr_child.as_raw_fd()];
+    // SAFETY: this process has one thread, and the child makes only system calls on memory made before.
+    let pid = match unsafe { libc::fork() } {
+        0 => become_program(&descent, &program, streams, verdict_child.as_raw_fd()),
+        pid => Pid::from_raw(pid).filter(|_| pid > 0),
+    };
+    let pid = pid.ok_or_else(|| failed(io::Error::last_os_error()))?;
+    Ok(Launched { pid, verdict, stdout, stderr, stdin })
+}
+
+/// Waits for the process to become its program; says why it did not.
+pub async fn verdict(spec: &ExecSpec, group: u32, verdict: OwnedFd) -> Result<(), Error> {
+    let watched = watch(verdict, Interest::READABLE).map_err(|error| spawn_failed(spec, &error))?;
+    let mut errno = [0; 4];
+    let read = async {
+        loop {
+            let mut ready = watched.readable().await?;
+            match ready.try_io(|pipe| Ok(rustix::io::read(pipe.get_ref(), &mut errno)?)) {
+                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(result) => return result,
+                Err(_would_block) => {}
+            }
+        }
+    };
+    let reason = match tokio::time::timeout(VERDICT_WITHIN, read).await {
+        Ok(Ok(0)) => return Ok(()),
+        Ok(Ok(_)) => io::Error::from_raw_os_error(i32::from_ne_bytes(errno)),
+        Ok(Err(error)) => error,
+        Err(_) => {
+            sweep::kill(Whom::Group(group)).await;
+            io::Error::new(io::ErrorKind::TimedOut, "another process of the sandbox stopped it as it began")
+        }
+    };
+    Err(spawn_failed(spec, &reason))
+}
+
+impl Program {
+    fn new(spec: &ExecSpec) -> io::Result<Self> {
+        let name = spec.argv.first().map_or("", String::as_str);
+        let mut env: BTreeMap<&str, &str> = ENVIRONMENT.into_iter().collect();
+        env.extend(spec.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        let paths = if name.contains('/') {
+            vec![c_string(name)?]
+        } else {
+            let path = env.get("PATH").copied().unwrap_or_default();
+            path.split(':')
+                .map(|directory| c_string(&format!("{directory}/{name}")))
+                .collect::<io::Result<_>>()?
+        };
+        let words = spec.argv.iter().map(|word| c_string(word)).collect::<io::Result<Vec<_>>>()?;
+        let variables = env
+            .iter()
+            .map(|(name, value)| c_string(&format!("{name}={value}")))
+            .collect::<io::Result<Vec<_>>>()?;
+        let pointers = |strings: &[CString]| -> Vec<*const libc::c_char> {
+            strings.iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect()
+        };
+        let (argv, env) = (pointers(&words), pointers(&variables));
+        Ok(Self { paths, argv, env, _strings: words.into_iter().chain(variables).collect() })
     }
-    let child = command.spawn().map_err(failed)?;
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
-    Ok(Launched { pid, stdout, stderr, stdin })
+
+    /// Becomes the first of the paths that can be become; says why none could.
+    fn become_it(&self) -> libc::c_int {
+        let mut reason = libc::ENOENT;
+        for path in &self.paths {
+            // SAFETY: NUL-terminated strings in arrays that end with a null pointer, all made before the fork.
+            unsafe { libc::execve(path.as_ptr(), self.argv.as_ptr(), self.env.as_ptr()) };
+            match errno() {
+                libc::ENOENT | libc::ENOTDIR => {}
+                // The next directory may have one that can be run; if none has, this was the reason.
+                libc::EACCES => reason = libc::EACCES,
+                other => return other,
+            }
+        }
+        reason
+    }
+}
+
+/// Runs in the child and never returns.
+fn become_program(descent: &Descent, program: &Program, streams: [RawFd; 3], verdict: RawFd) -> ! {
+    let reason = match descent.descend(streams) {
+        Ok(()) => program.become_it(),
+        Err(error) => error.raw_os_error().unwrap_or(libc::EINVAL),
+    };
+    let bytes = reason.to_ne_bytes();
+    // SAFETY: four bytes of this stack are written to an open descriptor. If nobody reads, nobody can be told.
+    unsafe { libc::write(verdict, bytes.as_ptr().cast(), bytes.len()) };
+    // SAFETY: no pointers; ends this process without running anything of its parent's.
+    unsafe { libc::_exit(127) }
 }
 
 impl Descent {
     /// Runs in the child. The order is the point: cgroup while we still may, identity, privileges, then the path.
-    fn descend(&self) -> io::Result<()> {
+    fn descend(&self, streams: [RawFd; 3]) -> io::Result<()> {
+        for (number, stream) in (0..).zip(streams) {
+            // SAFETY: no pointers; both numbers are of descriptors that are open.
+            done(unsafe { libc::dup2(stream, number) })?;
+        }
+        // SAFETY: no pointers. Rust ignores this signal, which a program would inherit.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
         for cgroup in &self.cgroups {
             // SAFETY: one byte of static memory is written to a descriptor that is open.
             done(unsafe { libc::write(*cgroup, b"0".as_ptr().cast(), 1) } as libc::c_int)?;
@@ -112,11 +218,28 @@ impl Descent {
     }
 }
 
+fn c_string(text: &str) -> io::Result<CString> {
+    CString::new(text).map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
+fn null() -> io::Result<OwnedFd> {
+    // SAFETY: a NUL-terminated string, and no third argument is read with these flags.
+    let descriptor = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    done(descriptor)?;
+    // SAFETY: just opened, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+fn errno() -> libc::c_int {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)
+}
+
 fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-fn spawn_failed(spec: &ExecSpec, directory: &str, error: &io::Error) -> Error {
+fn spawn_failed(spec: &ExecSpec, error: &io::Error) -> Error {
+    let directory = spec.cwd.as_deref().unwrap_or(DIRECTORY);
     let program = spec.argv.first().map_or("", String::as_str);
     let shown: String = program.chars().take(limits::ARGV_SHOWN_BYTES).collect();
     let fix = match error.raw_os_error() {

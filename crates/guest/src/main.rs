@@ -53,10 +53,7 @@ fn main() -> ExitCode {
             ttl_ms.map_or(ExitCode::from(2), |ms| init::run(Duration::from_millis(ms)))
         }
         Some("posture") => posture::print(),
-        Some("empty") => {
-            arguments.next().iter().for_each(|directory| memory::empty(directory.as_ref()));
-            ExitCode::SUCCESS
-        }
+        Some("empty") => memory::empty(),
         _ => ExitCode::from(2),
     }
 }

@@ -7,7 +7,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,6 +23,8 @@ use crate::watched::{Watched, watch};
 /// What is left here after a memory kill stays charged and would kill the next exec too.
 const SHARED_MEMORY: &str = "/dev/shm";
 
+/// Users that are cleaned up after. An exec can be any of tens of thousands; most sandboxes have one.
+const OWNERS_MAX: usize = 16;
 /// A kill follows its event within a millisecond or so; a second is for a machine that has better things to do.
 const KILL_LOOKS: u32 = 500;
 const KILL_LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -89,18 +94,45 @@ fn kills_in(text: &str) -> u64 {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Removes what the dead left in shared memory. User code is gone, and the directory is our own; entries of other
-/// users' directories need their rights, so a child takes them on.
+/// Removes what the dead left in shared memory: files, and System V segments, which belong to nobody's life. Each
+/// needs the rights of its owner, so a child takes those on, one for each of the first few owners.
 pub fn empty_shared_memory() {
-    let mut command = std::process::Command::new("/.belljar/guest");
-    command.arg("empty").arg(SHARED_MEMORY).env_clear();
-    std::os::unix::process::CommandExt::uid(&mut command, api::limits::UID);
-    let _ = command.spawn();
-    empty(Path::new(SHARED_MEMORY));
+    let mut owners: Vec<u32> = segments().map(|(_, owner)| owner).chain([api::limits::UID]).collect();
+    let entries = std::fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
+    owners.extend(entries.filter_map(|entry| Some(MetadataExt::uid(&entry.metadata().ok()?))));
+    owners.sort_unstable();
+    owners.dedup();
+    for owner in owners.into_iter().take(OWNERS_MAX) {
+        let mut command = std::process::Command::new("/.belljar/guest");
+        command.arg("empty").env_clear();
+        CommandExt::uid(&mut command, owner);
+        let _ = command.spawn();
+    }
+}
+
+/// What such a child does: removes all that it may.
+pub fn empty() -> ExitCode {
+    empty_directory(Path::new(SHARED_MEMORY));
+    for (segment, _) in segments() {
+        // SAFETY: no pointer is read with this request.
+        unsafe { libc::shmctl(segment, libc::IPC_RMID, std::ptr::null_mut()) };
+    }
+    ExitCode::SUCCESS
+}
+
+/// The System V segments of this sandbox and their owners. The columns are those of proc(5): key, id, modes, size,
+/// two process ids, the number attached, the owner.
+fn segments() -> impl Iterator<Item = (libc::c_int, u32)> {
+    let text = std::fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
+    let lines: Vec<String> = text.lines().skip(1).map(str::to_owned).collect();
+    lines.into_iter().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        Some((words.nth(1)?.parse().ok()?, words.nth(5)?.parse().ok()?))
+    })
 }
 
 /// Removes everything below a directory that we may remove; symbolic links are removed, never followed.
-pub fn empty(directory: &Path) {
+fn empty_directory(directory: &Path) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
         let _ = if is_directory {

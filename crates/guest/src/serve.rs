@@ -129,7 +129,7 @@ async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
 async fn start(id: ExecId, body: Incoming, table: &Table) -> Reply {
     let bytes = collect(body).await?;
     let spec: ExecSpec = parse(&bytes)?;
-    let exec = table.start(id, &spec, &bytes)?;
+    let exec = table.start(id, &spec, &bytes).await?;
     json(StatusCode::OK, &exec.info(1))
 }
 

@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 
 /// The two streams of one flood while user code holds every inode, and one exec more.
 const MADE_AHEAD: usize = 4;
@@ -39,7 +40,8 @@ pub fn give_back(file: File) {
 
 fn make() -> io::Result<File> {
     let path = format!("{DIRECTORY}/next");
-    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+    // For nobody else: under gVisor any process can name our descriptors, and only the file's mode stops it.
+    let file = File::options().read(true).write(true).create(true).truncate(true).mode(0o600).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)
 }

@@ -122,13 +122,18 @@ fn processes() -> impl Iterator<Item = (Pid, Seen)> {
 
 fn look(status: &str) -> Seen {
     let mut seen = Seen { zombie: false, groups: Vec::new() };
+    let mut threads = 1;
     for line in status.lines() {
         if let Some(rest) = line.strip_prefix("State:") {
             seen.zombie = rest.trim_start().starts_with(['Z', 'X']);
         } else if let Some(rest) = line.strip_prefix("Groups:") {
             seen.groups = rest.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        } else if let Some(rest) = line.strip_prefix("Threads:") {
+            threads = rest.trim().parse().unwrap_or(1);
         }
     }
+    // A process whose first thread has ended looks like a zombie and goes on in its others.
+    seen.zombie &= threads <= 1;
     seen
 }
 
@@ -142,5 +147,9 @@ mod tests {
         let seen = look("Name:\tx\nState:\tS (sleeping)\nGroups:\t7 20001 \n");
         assert!(!seen.zombie);
         assert_eq!(seen.groups, [7, 20001]);
+        assert!(
+            !look("State:\tZ (zombie)\nGroups:\t20001 \nThreads:\t2\n").zombie,
+            "it goes on in its threads"
+        );
     }
 }

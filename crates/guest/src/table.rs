@@ -12,7 +12,7 @@ use rustix::process::{Pid, WaitStatus};
 
 use crate::dial::Descriptors;
 use crate::exec::{Exec, Pipes};
-use crate::launch::launch;
+use crate::launch::{launch, verdict};
 use crate::memory::Kills;
 use crate::stdin::Stdin;
 use crate::sweep;
@@ -63,7 +63,7 @@ impl Table {
     }
 
     /// Starts an exec, or finds the one that the same request has started before.
-    pub fn start(&self, id: ExecId, spec: &ExecSpec, body: &[u8]) -> Result<Rc<Exec>, Error> {
+    pub async fn start(&self, id: ExecId, spec: &ExecSpec, body: &[u8]) -> Result<Rc<Exec>, Error> {
         let fingerprint = fingerprint(body);
         if let Some(entry) = self.execs.borrow().get(&id) {
             return same(&id, &entry.exec, fingerprint);
@@ -73,10 +73,17 @@ impl Table {
         let group = self.group();
         let exec = Rc::new(Exec::new(id.clone(), spec, fingerprint, group, Rc::clone(&self.kills)));
         let launched = launch(spec, group, &self.cgroups.borrow())?;
+        // Known before anything is awaited: it may end, and be asked for again, meanwhile.
         self.processes.borrow_mut().insert(launched.pid, Rc::clone(&exec));
         let stdin = Rc::new(Stdin::new(launched.stdin));
         self.execs.borrow_mut().insert(id.clone(), Entry { exec: Rc::clone(&exec), stdin });
-        self.order.borrow_mut().push_back(id);
+        self.order.borrow_mut().push_back(id.clone());
+        if let Err(error) = verdict(spec, group, launched.verdict).await {
+            self.execs.borrow_mut().remove(&id);
+            self.order.borrow_mut().retain(|other| *other != id);
+            exec.never_was();
+            return Err(error);
+        }
         let pipes = Pipes { stdout: launched.stdout, stderr: launched.stderr };
         tokio::task::spawn_local(Rc::clone(&exec).live(pipes));
         Ok(exec)

@@ -141,7 +141,6 @@ fn nothing_of_the_host_is_in_reach_while_execs_are_born() {
 
 /// R-01 under a user-space kernel, which lets everybody look at process 1's descriptors.
 #[test]
-#[ignore = "spool files are readable for everybody"]
 fn nothing_of_process_1_is_in_reach_under_a_user_space_kernel() {
     race_births(&["runsc"]);
 }

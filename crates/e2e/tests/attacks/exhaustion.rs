@@ -60,7 +60,7 @@ fn a_memory_bomb_ends_its_whole_exec_and_is_called_by_its_name() {
         let witness = field.sandbox().await;
         let mut reached = Vec::new();
         for mebibytes in [48, 96] {
-            let limits = Limits { memory_bytes: mebibytes * MIB, ..small() };
+            let limits = Limits { memory_bytes: mebibytes * MIB, tmp_bytes: 16 * MIB, ..small() };
             let sandbox = field.lab.sandbox_with(limits).await;
             let attack = async { collect(&sandbox, &field.payload(&["heap"])).await };
             let done = field.with_witness(&witness, attack).await;
@@ -96,7 +96,7 @@ fn a_memory_bomb_ends_its_whole_exec_and_is_called_by_its_name() {
 #[test]
 fn memory_that_outlives_its_process_does_not_starve_the_next() {
     withstand("C-04", RUNC, async |field| {
-        let limits = Limits { memory_bytes: 64 * MIB, ..small() };
+        let limits = Limits { memory_bytes: 64 * MIB, tmp_bytes: 16 * MIB, ..small() };
         let sandbox = field.lab.sandbox_with(limits).await;
         for place in ["memfd", "shm", "tmp"] {
             let spec = ExecSpec { deadline_ms: Some(3000), ..field.payload(&[place]) };
@@ -113,10 +113,10 @@ fn memory_that_outlives_its_process_does_not_starve_the_next() {
 
 /// C-04: in System V segments, which belong to nobody once their maker is dead.
 #[test]
-#[ignore = "System V segments stay after a memory kill and starve every later exec"]
 fn memory_that_belongs_to_nobody_does_not_starve_the_next() {
     withstand("C-04", RUNC, async |field| {
-        let sandbox = field.lab.sandbox_with(Limits { memory_bytes: 64 * MIB, ..small() }).await;
+        let sandbox =
+            field.lab.sandbox_with(Limits { memory_bytes: 64 * MIB, tmp_bytes: 16 * MIB, ..small() }).await;
         for _ in 0..2 {
             assert_eq!(collect(&sandbox, &field.payload(&["sysv"])).await.end.outcome, Outcome::Oom);
         }

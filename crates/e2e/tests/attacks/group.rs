@@ -50,7 +50,6 @@ fn whoever_flees_is_found_and_ended_with_its_exec() {
 
 /// G-01: a process whose first thread has ended looks dead and is not.
 #[test]
-#[ignore = "the sweep takes a process for dead whose first thread has ended"]
 fn whoever_hides_behind_a_dead_thread_is_found_and_ended_with_its_exec() {
     withstand("G-01", BOTH, async |field| {
         let witness = field.sandbox().await;
@@ -60,7 +59,6 @@ fn whoever_hides_behind_a_dead_thread_is_found_and_ended_with_its_exec() {
 
 /// G-01: the same in the first process of an exec.
 #[test]
-#[ignore = "the sweep takes a process for dead whose first thread has ended"]
 fn an_exec_that_hides_behind_a_dead_thread_meets_its_deadline() {
     withstand("G-01", BOTH, async |field| {
         let sandbox = field.sandbox().await;

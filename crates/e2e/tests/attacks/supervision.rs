@@ -124,7 +124,6 @@ fn words_of_the_channel_in_an_output_are_only_bytes() {
 
 ///
 #[test]
-#[ignore = "a child that is stopped between fork and exec stops the guest"]
 fn who_stops_what_is_being_born_does_not_stop_the_guest() {
     withstand("A-05", BOTH, async |field| {
         let control = Room { uid: 1000, powerful: false, ..Room::default() }.attack("A-05", &["0.2"]);
