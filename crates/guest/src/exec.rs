@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::init;
-use crate::memory::{self, Kills};
+use crate::memory::Kills;
 use crate::spare;
 use crate::spool::{Spool, Taken};
 use crate::sweep::{self, Whom};
@@ -192,6 +192,9 @@ impl Exec {
         if self.status.get().is_none() || self.background == Background::Kill || self.is_struck() {
             self.until_swept().await;
         }
+        if self.is_struck() {
+            self.kills.tidy().await;
+        }
         for pump in pumps {
             pump.abort();
         }
@@ -263,9 +266,6 @@ impl Exec {
             None if self.is_struck() => Outcome::Oom,
             None => natural(),
         };
-        if outcome == Outcome::Oom {
-            memory::empty_shared_memory();
-        }
         let duration_us = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.end.replace(Some(ExecEnd {
             outcome,

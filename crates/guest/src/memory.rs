@@ -28,14 +28,21 @@ const OWNERS_MAX: usize = 16;
 /// A kill follows its event within a millisecond or so; a second is for a machine that has better things to do.
 const KILL_LOOKS: u32 = 500;
 const KILL_LOOK_EVERY: Duration = Duration::from_millis(2);
+/// Tidying takes milliseconds. After these looks an exec starts in any case: it may be killed, but it is not held up.
+const SETTLE_LOOKS: u32 = 20;
+const SETTLE_LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The count of memory kills, as far as this tier has one.
 #[derive(Default)]
 pub struct Kills {
     count: RefCell<Option<OwnedFd>>,
-    /// Raised after user code was ended because of an event, so that running execs can be told.
+    /// Raised when user code is about to be ended because of an event, so that running execs can be told.
     pub struck: Rc<Notify>,
     watching: Cell<bool>,
+    /// The count up to which everything has been tidied.
+    tidied: Cell<u64>,
+    /// Raised when that has changed.
+    settled: Notify,
 }
 
 impl Kills {
@@ -48,6 +55,26 @@ impl Kills {
             && !self.watching.replace(true)
         {
             tokio::task::spawn_local(Rc::clone(self).watch(event));
+        }
+    }
+
+    /// Waits until nothing of the last memory kill is left to end or to remove: whoever starts now is safe from it.
+    pub async fn settled(&self) {
+        for _ in 0..SETTLE_LOOKS {
+            let settled = self.settled.notified();
+            if !self.watching.get() || self.count() <= self.tidied.get() {
+                return;
+            }
+            let _ = tokio::time::timeout(SETTLE_LOOK_EVERY, settled).await;
+        }
+    }
+
+    /// Tidies after a memory kill that ended an exec, or waits until that is done.
+    pub async fn tidy(&self) {
+        if self.watching.get() {
+            self.settled().await;
+        } else {
+            empty_shared_memory().await;
         }
     }
 
@@ -72,17 +99,18 @@ impl Kills {
     }
 
     async fn watch(self: Rc<Self>, event: Watched) {
-        let mut known = self.count();
+        self.tidied.set(self.count());
         while let Ok(mut ready) = event.readable().await {
             let mut buffer = [0; 8];
             let _ = rustix::io::read(event.get_ref(), &mut buffer);
             ready.clear_ready();
             drop(ready);
-            if let Some(now) = self.more_than(known).await {
-                known = now;
+            if let Some(now) = self.more_than(self.tidied.get()).await {
                 self.struck.notify_waiters();
                 sweep::kill(Whom::Everybody).await;
-                empty_shared_memory();
+                empty_shared_memory().await;
+                self.tidied.set(now);
+                self.settled.notify_waiters();
             }
         }
         self.watching.set(false);
@@ -96,17 +124,26 @@ fn kills_in(text: &str) -> u64 {
 
 /// Removes what the dead left in shared memory: files, and System V segments, which belong to nobody's life. Each
 /// needs the rights of its owner, so a child takes those on, one for each of the first few owners.
-pub fn empty_shared_memory() {
+async fn empty_shared_memory() {
     let mut owners: Vec<u32> = segments().map(|(_, owner)| owner).chain([api::limits::UID]).collect();
     let entries = std::fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
     owners.extend(entries.filter_map(|entry| Some(MetadataExt::uid(&entry.metadata().ok()?))));
     owners.sort_unstable();
     owners.dedup();
+    let mut children = Vec::new();
     for owner in owners.into_iter().take(OWNERS_MAX) {
         let mut command = std::process::Command::new("/.belljar/guest");
         command.arg("empty").env_clear();
         CommandExt::uid(&mut command, owner);
-        let _ = command.spawn();
+        children.extend(command.spawn().map(|child| format!("/proc/{}", child.id())));
+    }
+    // Process 1 reaps them like all others; they are done when they are gone.
+    for _ in 0..KILL_LOOKS {
+        children.retain(|child| Path::new(child).exists());
+        if children.is_empty() {
+            return;
+        }
+        tokio::time::sleep(KILL_LOOK_EVERY).await;
     }
 }
 

@@ -65,10 +65,11 @@ impl Table {
     /// Starts an exec, or finds the one that the same request has started before.
     pub async fn start(&self, id: ExecId, spec: &ExecSpec, body: &[u8]) -> Result<Rc<Exec>, Error> {
         let fingerprint = fingerprint(body);
+        spec.check()?;
+        self.kills.settled().await;
         if let Some(entry) = self.execs.borrow().get(&id) {
             return same(&id, &entry.exec, fingerprint);
         }
-        spec.check()?;
         self.make_room()?;
         let group = self.group();
         let exec = Rc::new(Exec::new(id.clone(), spec, fingerprint, group, Rc::clone(&self.kills)));

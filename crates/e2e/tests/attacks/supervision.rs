@@ -129,9 +129,9 @@ fn who_stops_what_is_being_born_does_not_stop_the_guest() {
         let control = Room { uid: 1000, powerful: false, ..Room::default() }.attack("A-05", &["0.2"]);
         control.assert("control", &[("victim", "stopped")]);
         let sandbox = field.sandbox().await;
-        let stopper = start(&sandbox, &field.payload(&["20"])).await.unwrap();
+        let stopper = start(&sandbox, &field.payload(&["55"])).await.unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
-        for _ in 0..20 {
+        for _ in 0..10 {
             let began = Instant::now();
             let spec = ExecSpec { deadline_ms: Some(200), grace_ms: Some(0), ..exec(&["true"]) };
             if let Ok(exec) = start(&sandbox, &spec).await {
