@@ -17,7 +17,7 @@ check:
     @scripts/steps \
         format 'cargo fmt --all --check' \
         lints 'cargo clippy --workspace --all-targets --locked -- -D warnings' \
-        docs 'RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked' \
+        docs 'RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --no-deps --document-private-items --locked' \
         dependencies 'cargo deny --all-features check --hide-inclusion-graph bans licenses sources' \
         house 'cargo test -p e2e --locked --test house -- --nocapture'
 

@@ -3,7 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`rounds`] | the times: every subject once a round, each round beginning with another one |
-//! | [`reference`] | plain `runc run` with our own configuration and mounts |
+//! | [`mod@reference`] | plain `runc run` with our own configuration and mounts |
 //! | [`weight`] | the memory of idle sandboxes, and of this process for each |
 //! | [`flood`] | bytes a second through one exec |
 //! | [`samples`] | percentiles |
