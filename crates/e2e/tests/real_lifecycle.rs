@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use api::exec::{ExecSpec, LostCause, Outcome};
 use api::limits::{self, Limits};
 use api::{ErrorCode, Ran};
+use e2e::cutter::Cutter;
 use e2e::lab::{Lab, collect, exec, on, script, sh, start, text};
 use node::Sandbox;
 use runtime::Runtime;
@@ -151,6 +152,31 @@ fn a_new_process_takes_over_and_loses_nothing() {
             (text(&done).as_str(), done.end.outcome),
             ("1\n2\n3\n4\n5\n6\n7\n8\n", Outcome::Exited { code: 3 })
         );
+    });
+}
+
+/// An exec belongs to the guest's table: a connection that breaks while it is being started leaves a whole one or none.
+#[test]
+fn execs_started_on_breaking_connections_all_end_with_their_outcome() {
+    on(RUNC, async |lab| {
+        let cutter = Arc::new(Cutter::new(Arc::clone(&lab.runtime)));
+        let sandbox = Sandbox::start(cutter.clone(), lab.id(), &lab.spec(Limits::default())).await.unwrap();
+        for number in 0..60_u64 {
+            let spec = script(&format!("echo {number}; exit {}", number % 50));
+            let cut = async {
+                tokio::time::sleep(Duration::from_micros(number * 60)).await;
+                cutter.cut();
+                std::future::pending::<()>().await;
+            };
+            let run = async { start(&sandbox, &spec).await.unwrap().collect().await.unwrap() };
+            let done = tokio::select! {
+                done = run => done,
+                () = cut => continue,
+            };
+            assert_eq!(text(&done), format!("{number}\n"));
+            assert_eq!(done.end.outcome, Outcome::Exited { code: i32::try_from(number % 50).unwrap() });
+        }
+        assert!(cutter.carried() > 10, "{}", cutter.carried());
     });
 }
 

@@ -100,7 +100,7 @@ async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
     let path: Vec<&str> = parts.uri.path().split('/').skip(1).collect();
     match (&parts.method, path.as_slice()) {
         (&Method::GET, ["execs"]) => json(StatusCode::OK, &table.list()),
-        (&Method::PUT, ["execs", id]) => start(exec_id(id)?, body, &table).await,
+        (&Method::PUT, ["execs", id]) => start(exec_id(id)?, body, table).await,
         (&Method::DELETE, ["execs", id]) => {
             table.cancel(&exec_id(id)?)?;
             json(StatusCode::OK, &())
@@ -126,10 +126,12 @@ async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
     }
 }
 
-async fn start(id: ExecId, body: Incoming, table: &Table) -> Reply {
+async fn start(id: ExecId, body: Incoming, table: Rc<Table>) -> Reply {
     let bytes = collect(body).await?;
     let spec: ExecSpec = parse(&bytes)?;
-    let exec = table.start(id, &spec, &bytes).await?;
+    // A task of its own: a connection that breaks here ends this request, and must not leave an exec half started.
+    let started = tokio::task::spawn_local(async move { table.start(id, &spec, &bytes).await });
+    let exec = started.await.map_err(|error| platform(format!("cannot start an exec: {error}")))??;
     json(StatusCode::OK, &exec.info(1))
 }
 
@@ -213,17 +215,17 @@ fn number(query: &str, name: &str) -> Result<Option<u64>, Error> {
 }
 
 fn json<T: serde::Serialize>(status: StatusCode, value: &T) -> Reply {
-    let bytes = serde_json::to_vec(value).map_err(|error| Error {
-        code: ErrorCode::Platform,
-        message: format!("cannot write an answer: {error}"),
-        layer: Layer::Platform,
-        ran: Ran::Unknown,
-        retry: Retry::Unknown,
-        fix: "Report this with the guest's version.".into(),
-    })?;
+    let bytes =
+        serde_json::to_vec(value).map_err(|error| platform(format!("cannot write an answer: {error}")))?;
     let mut response = Response::new(full(bytes.into()));
     *response.status_mut() = status;
     Ok(response)
+}
+
+fn platform(message: String) -> Error {
+    let (code, layer) = (ErrorCode::Platform, Layer::Platform);
+    let fix = "Report this with the guest's version.".into();
+    Error { code, message, layer, ran: Ran::Unknown, retry: Retry::Unknown, fix }
 }
 
 fn full(bytes: Bytes) -> Body {
