@@ -56,8 +56,17 @@ impl Room {
         let bundle = tempfile::Builder::new().prefix("belljar-control").tempdir().unwrap();
         std::fs::set_permissions(bundle.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
         std::fs::write(bundle.path().join("config.json"), self.config(&name, argv).to_string()).unwrap();
-        let output = Command::new("timeout")
-            .args(["60", "runc", "--root"])
+        std::fs::create_dir(bundle.path().join("rootfs")).unwrap();
+        // Layers are kept where no user of the host can walk; in a mount namespace of its own the room has a door.
+        let output = Command::new("unshare")
+            .args([
+                "--mount",
+                "sh",
+                "-c",
+                "mount --bind \"$0\" \"$1/rootfs\" && shift && exec timeout 60 \"$@\"",
+            ])
+            .args([e2e::layer::base().as_path(), bundle.path()])
+            .args(["runc", "--root"])
             .arg(bundle.path().join("state"))
             .args(["run", "--bundle"])
             .arg(bundle.path())
@@ -92,7 +101,7 @@ impl Room {
                 },
                 "noNewPrivileges": false,
             },
-            "root": { "path": e2e::layer::base(), "readonly": true },
+            "root": { "path": "rootfs", "readonly": true },
             "mounts": self.mounts(),
             "linux": {
                 "namespaces": kinds,
