@@ -4,8 +4,8 @@
 //! privilege and only then enters its directory and becomes the program: nothing that user code can influence
 //! happens before the last restriction holds.
 //!
-//! From the moment it has its uid, other processes of that uid can send it signals, SIGSTOP among them. So nobody
-//! here waits for it with open eyes only for it: the verdict comes through a pipe, and is awaited with a deadline.
+//! From the moment it has its uid, other processes of that uid can send it signals, SIGSTOP among them. So the guest
+//! never blocks on it: its verdict comes through a pipe, and is awaited beside everything else, with a deadline.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
