@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// An error as it travels.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[error("{message}")]
 pub struct Error {
     /// The stable name; programs match on this.
@@ -25,6 +26,7 @@ pub struct Error {
 
 /// The closed set of error names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
     /// The command could not be started: not found, not executable, bad interpreter, bad directory.
@@ -39,8 +41,24 @@ pub enum ErrorCode {
     Conflict,
     /// A limit or a tier cannot be enforced on this machine.
     Unsupported,
-    /// The machine has no room for one more.
+    /// The machine has no room for one more, or is being emptied.
     Capacity,
+    /// The project has all that its quota allows.
+    QuotaExceeded,
+    /// The project asks faster than its quota allows.
+    RateLimited,
+    /// The request carries no key, or none that is valid.
+    Unauthorized,
+    /// The key's role does not allow this.
+    Forbidden,
+    /// No runtime of this machine is as strong as was asked for.
+    TierUnavailable,
+    /// The body is longer than any may be.
+    TooLarge,
+    /// The client speaks a version of the API that this server does not.
+    VersionUnsupported,
+    /// The server's store does not answer; what runs goes on.
+    StoreUnavailable,
     /// The live posture of the sandbox is not the expected one of its tier.
     PostureMismatch,
     /// The sandbox is gone.
@@ -55,6 +73,7 @@ pub enum ErrorCode {
 
 /// Whose doing an error is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Layer {
     /// The code that was run, or the request to run it.
@@ -69,6 +88,7 @@ pub enum Layer {
 
 /// Whether the command ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Ran {
     /// It ran, at least in part.
@@ -81,6 +101,7 @@ pub enum Ran {
 
 /// Whether asking again is safe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Retry {
     /// Asking again may work and does no harm.
@@ -89,6 +110,34 @@ pub enum Retry {
     Useless,
     /// The first try may have had effects.
     Unknown,
+}
+
+impl ErrorCode {
+    /// The name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SpawnFailed => "spawn_failed",
+            Self::InvalidRequest => "invalid_request",
+            Self::LimitExceeded => "limit_exceeded",
+            Self::NotFound => "not_found",
+            Self::Conflict => "conflict",
+            Self::Unsupported => "unsupported",
+            Self::Capacity => "capacity",
+            Self::QuotaExceeded => "quota_exceeded",
+            Self::RateLimited => "rate_limited",
+            Self::Unauthorized => "unauthorized",
+            Self::Forbidden => "forbidden",
+            Self::TierUnavailable => "tier_unavailable",
+            Self::TooLarge => "too_large",
+            Self::VersionUnsupported => "version_unsupported",
+            Self::StoreUnavailable => "store_unavailable",
+            Self::PostureMismatch => "posture_mismatch",
+            Self::SandboxLost => "sandbox_lost",
+            Self::Protocol => "protocol",
+            Self::Deadline => "deadline",
+            Self::Platform => "platform",
+        }
+    }
 }
 
 impl Error {

@@ -10,6 +10,7 @@ use crate::limits;
 
 /// A request to run one command. Sent with `PUT /execs/{id}`; sent again with the same id it changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ExecSpec {
     /// The program and its arguments. A program without `/` is looked up in `PATH`.
@@ -45,6 +46,7 @@ pub struct ExecSpec {
 
 /// What happens when an exec's output is larger than what is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OutputMode {
     /// The process never waits. The first and the last half of the kept bytes stay; the middle is reported as a gap.
@@ -58,6 +60,7 @@ pub enum OutputMode {
 
 /// What becomes of processes that outlive the command itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Background {
     /// They go on, and are listed with the exec that started them.
@@ -69,6 +72,7 @@ pub enum Background {
 
 /// One of the two output streams of an exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
     /// Descriptor 1.
@@ -82,6 +86,7 @@ pub const GUEST_EXPIRED: u8 = 87;
 
 /// How an exec ended. The set is closed; a missing status is [`Outcome::Unknown`], never an exit with code 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Outcome {
     /// It ended by itself.
@@ -113,6 +118,7 @@ pub enum Outcome {
 
 /// Why a sandbox ended without being asked to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum LostCause {
     /// The guest or the whole sandbox was killed or died.
@@ -127,6 +133,7 @@ pub enum LostCause {
 
 /// How an exec is doing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ExecInfo {
     /// Its name.
     pub id: ExecId,
@@ -142,10 +149,15 @@ pub struct ExecInfo {
     pub stderr_bytes: u64,
     /// How long the command itself has run, or ran.
     pub duration_ms: u64,
+    /// Its own wall-clock limit, if it has one. A node that was not there when it started learns from this, with
+    /// `duration_ms`, when to end it from outside.
+    #[serde(default)]
+    pub deadline_ms: Option<u64>,
 }
 
 /// The last thing a reader of an exec's output gets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ExecEnd {
     /// How it ended.
     pub outcome: Outcome,
@@ -168,6 +180,7 @@ pub struct ExecEnd {
 
 /// What memory looked like when it was used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct MemoryReport {
     /// The limit.
     pub limit_bytes: u64,
@@ -177,6 +190,7 @@ pub struct MemoryReport {
 
 /// A request to send a signal to every process of an exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SignalRequest {
     /// The signal's number, 1 to 64.
@@ -287,5 +301,21 @@ impl ExecSpec {
             ));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exec_without_a_deadline_may_leave_it_unsaid() {
+        let text = r#"{"id":"e1","argv":"sleep 9","outcome":null,"processes":1,"stdout_bytes":0,
+                       "stderr_bytes":0,"duration_ms":5}"#;
+        let info: ExecInfo = serde_json::from_str(text).unwrap();
+        assert_eq!(info.deadline_ms, None);
+        let info = ExecInfo { deadline_ms: Some(7), ..info };
+        let again: ExecInfo = serde_json::from_slice(&serde_json::to_vec(&info).unwrap()).unwrap();
+        assert_eq!(again, info);
     }
 }

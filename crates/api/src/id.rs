@@ -13,11 +13,13 @@ pub const ID_BYTES_MAX: usize = 40;
 
 /// The name of one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, pattern = "^[a-z][a-z0-9]{0,39}$"))]
 #[serde(try_from = "String", into = "String")]
 pub struct SandboxId(String);
 
 /// The name of one exec inside its sandbox. Chosen by the asker, so that asking twice starts one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, pattern = "^[a-z][a-z0-9]{0,39}$"))]
 #[serde(try_from = "String", into = "String")]
 pub struct ExecId(String);
 

@@ -3,7 +3,11 @@
 //! | module | holds |
 //! |---|---|
 //! | [`id`] | the names of sandboxes and execs, checked once, when they are made |
+//! | [`sandbox`] | what a sandbox is asked to be, how it is doing, and why it ended |
 //! | [`exec`] | what an exec is asked to do, how it is doing, and how it ended |
+//! | [`output`] | an exec's output as lines of JSON, for the public API |
+//! | [`account`] | projects and keys |
+//! | [`server`] | what the server says of itself: pages, health, versions |
 //! | [`frame`] | the frames in which an exec's output travels |
 //! | [`layer`] | what is said about unpacking one layer of an image |
 //! | [`hello`] | the fixed greeting that opens every connection between guest and node |
@@ -15,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod account;
 pub mod error;
 pub mod exec;
 pub mod frame;
@@ -22,7 +27,10 @@ pub mod hello;
 pub mod id;
 pub mod layer;
 pub mod limits;
+pub mod output;
 pub mod posture;
+pub mod sandbox;
+pub mod server;
 
 pub use error::{Error, ErrorCode, Layer, Ran, Retry};
 pub use id::{ExecId, SandboxId};

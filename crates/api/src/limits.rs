@@ -1,5 +1,7 @@
 //! What a sandbox may use: defaults, hard maxima, and the bounds of the wire itself.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorCode, Layer, Ran, Retry};
@@ -19,6 +21,14 @@ pub const DEADLINE_MS: u64 = 60_000;
 pub const DEADLINE_MS_MAX: u64 = 24 * 3_600_000;
 /// The time between SIGTERM and SIGKILL unless another is asked for.
 pub const GRACE_MS: u64 = 500;
+/// A sandbox is stopped when nobody has called and no exec has run for so long, unless it asks for another time.
+pub const IDLE_MS: u64 = 300_000;
+/// Shorter, and a slow network would end sandboxes between two calls.
+pub const IDLE_MS_MIN: u64 = 1000;
+/// Labels of one sandbox.
+pub const LABELS_MAX: usize = 32;
+/// The name and the value of one label together.
+pub const LABEL_BYTES_MAX: usize = 512;
 /// Longer graces would hold up the end of a sandbox.
 pub const GRACE_MS_MAX: u64 = 60_000;
 /// Linux gives argv and env a quarter of the stack limit (8 MiB); leave room for the rest.
@@ -35,6 +45,9 @@ pub const UID: u32 = 1000;
 pub const USER: &str = "sandbox";
 /// Execs a guest keeps in its table, ended ones included; the oldest ended ones make room.
 pub const EXECS_MAX: usize = 1024;
+/// The extra groups by which the processes of execs are told apart: the guest gives each exec one of them, the node
+/// checks that a user process has exactly one. Above every group of an image, below `nogroup`.
+pub const EXEC_GROUPS: RangeInclusive<u32> = 20_000..=59_999;
 /// The largest JSON body that guest and node take from each other: an exec with a full argv and env, escaped.
 pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Width of the range of user ids that each sandbox has to itself.
@@ -42,7 +55,8 @@ pub const UID_RANGE: u32 = 65_536;
 
 /// What one sandbox may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
 pub struct Limits {
     /// Memory of user code, with everything charged to it (A2.05). No swap.
     pub memory_bytes: u64,
@@ -165,6 +179,12 @@ mod tests {
         assert_eq!(limits.disk_bytes, 1 << 30);
         assert_eq!(OUTPUT_BYTES, 10_000_000);
         assert_eq!(limits.check(), Ok(()));
+    }
+
+    #[test]
+    fn there_are_more_groups_than_execs_and_all_are_mapped() {
+        assert!(EXEC_GROUPS.count() > EXECS_MAX, "a full table needs a group for each exec, and one for the next");
+        assert!(*EXEC_GROUPS.end() < UID_MAX && UID_MAX < UID_RANGE);
     }
 
     #[test]

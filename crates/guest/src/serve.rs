@@ -88,7 +88,16 @@ async fn answer(request: Request<Incoming>, table: Rc<Table>) -> Result<Response
             | ErrorCode::PostureMismatch
             | ErrorCode::SandboxLost
             | ErrorCode::Protocol
-            | ErrorCode::Deadline => StatusCode::BAD_REQUEST,
+            | ErrorCode::Deadline
+            // The server's own: a guest has no keys, quotas or store.
+            | ErrorCode::QuotaExceeded
+            | ErrorCode::RateLimited
+            | ErrorCode::Unauthorized
+            | ErrorCode::Forbidden
+            | ErrorCode::TierUnavailable
+            | ErrorCode::TooLarge
+            | ErrorCode::VersionUnsupported
+            | ErrorCode::StoreUnavailable => StatusCode::BAD_REQUEST,
         };
         json(status, &error).unwrap_or_else(|_| Response::new(full(Bytes::new())))
     }))
