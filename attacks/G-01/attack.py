@@ -52,12 +52,10 @@ def lead(way):
 
 
 def chain(way):
-    generation = 0
     heart = os.open("/workspace/beat-" + way, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     while True:
-        generation += 1
-        if generation % 20 == 0:
-            os.write(heart, b".")
+        # Every generation: a fork may take tens of milliseconds, and who listens does so for 400.
+        os.write(heart, b".")
         if os.fork() != 0:
             os._exit(0)
 
