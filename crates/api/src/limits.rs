@@ -183,7 +183,10 @@ mod tests {
 
     #[test]
     fn there_are_more_groups_than_execs_and_all_are_mapped() {
-        assert!(EXEC_GROUPS.count() > EXECS_MAX, "a full table needs a group for each exec, and one for the next");
+        assert!(
+            EXEC_GROUPS.count() > EXECS_MAX,
+            "a full table needs a group for each exec, and one for the next"
+        );
         assert!(*EXEC_GROUPS.end() < UID_MAX && UID_MAX < UID_RANGE);
     }
 

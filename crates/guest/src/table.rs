@@ -17,11 +17,6 @@ use crate::memory::Kills;
 use crate::stdin::Stdin;
 use crate::sweep;
 
-/// Groups of execs are taken from here on: above every group of an image, below `nogroup`.
-const GROUP_FIRST: u32 = 20_000;
-/// The last of them.
-const GROUP_LAST: u32 = 59_999;
-
 /// What ended execs may keep together: it fits the reserved blocks of the sandbox's disk with room for running ones.
 const KEPT_BYTES_MAX: u64 = 64_000_000;
 
@@ -51,7 +46,7 @@ impl Table {
             processes: RefCell::default(),
             cgroups: RefCell::default(),
             kills: Rc::default(),
-            next_group: Cell::new(GROUP_FIRST),
+            next_group: Cell::new(*limits::EXEC_GROUPS.start()),
             groups_reused: Cell::new(false),
         }
     }
@@ -165,7 +160,8 @@ impl Table {
 
     /// A group that no living process carries.
     fn group(&self) -> u32 {
-        let next = |group: u32| if group == GROUP_LAST { GROUP_FIRST } else { group + 1 };
+        let (first, last) = limits::EXEC_GROUPS.into_inner();
+        let next = |group: u32| if group == last { first } else { group + 1 };
         let mut group = self.next_group.get();
         if self.groups_reused.get() {
             let census = sweep::census();
@@ -173,7 +169,7 @@ impl Table {
                 group = next(group);
             }
         }
-        if group == GROUP_LAST {
+        if group == last {
             self.groups_reused.set(true);
         }
         self.next_group.set(next(group));

@@ -17,8 +17,6 @@ use crate::link::{Ask, Link};
 
 /// From the start of process 1 to its first dial. A starved machine takes a second; a broken guest never dials.
 const DIAL_WITHIN: Duration = Duration::from_secs(20);
-/// Groups of execs are in this range, and each user process has one.
-const EXEC_GROUPS: std::ops::RangeInclusive<u32> = 20_000..=59_999;
 
 /// A sandbox that runs. Dropping it does not stop it: what outlives a process is found by its id.
 pub struct Sandbox {
@@ -159,7 +157,7 @@ fn user_differences(posture: &Posture, tier: Tier) -> Vec<String> {
     };
     expect("uids", posture.uids == [limits::UID; 4], &posture.uids);
     expect("gids", posture.gids == [limits::UID; 4], &posture.gids);
-    let one_group = matches!(posture.groups.as_slice(), [group] if EXEC_GROUPS.contains(group));
+    let one_group = matches!(posture.groups.as_slice(), [group] if limits::EXEC_GROUPS.contains(group));
     expect("groups", one_group, &posture.groups);
     let none = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"]
         .into_iter()
