@@ -119,6 +119,7 @@ impl Exec {
         let [stdout, stderr] = &*self.spools.borrow();
         let ran =
             end.as_ref().map_or_else(|| self.started.elapsed(), |end| Duration::from_micros(end.duration_us));
+        let whole_ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         ExecInfo {
             id: self.id.clone(),
             argv: self.argv.clone(),
@@ -126,7 +127,8 @@ impl Exec {
             processes,
             stdout_bytes: stdout.written(),
             stderr_bytes: stderr.written(),
-            duration_ms: u64::try_from(ran.as_millis()).unwrap_or(u64::MAX),
+            duration_ms: whole_ms(ran),
+            deadline_ms: self.deadline.map(whole_ms),
         }
     }
 
@@ -362,4 +364,18 @@ async fn discard(pipe: Rc<Watched>) {
 
 fn pending(pipe: &Watched) -> usize {
     rustix::io::ioctl_fionread(pipe.get_ref()).ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exec_tells_the_deadline_it_was_given() {
+        for deadline_ms in [None, Some(1), Some(limits::DEADLINE_MS_MAX)] {
+            let spec = ExecSpec { argv: vec!["true".into()], deadline_ms, ..ExecSpec::default() };
+            let exec = Exec::new("e1".parse().unwrap(), &spec, 0, 20_000, Rc::default());
+            assert_eq!(exec.info(1).deadline_ms, deadline_ms);
+        }
+    }
 }
