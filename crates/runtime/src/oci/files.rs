@@ -69,38 +69,20 @@ pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
 /// Removes a directory with the files in it and with directories down to `depth` levels, the deepest of which must
 /// be empty. A mount that was left behind therefore stops the removal instead of being emptied by it.
 pub(crate) fn remove_shallow(path: &Path, depth: u32) -> Result<(), Error> {
-    let entries = match fs::read_dir(path) {
-        Ok(entries) => entries,
-        Err(error) if is_gone(&error) => return Ok(()),
-        Err(error) => return Err(failed("list", path, error)),
-    };
-    for entry in entries {
-        let entry = entry.map_err(|source| failed("list", path, source))?;
-        let kind = entry.file_type().map_err(|source| failed("look at", &entry.path(), source))?;
-        match (kind.is_dir(), depth) {
-            (false, _) => remove_file(&entry.path())?,
-            (true, 0) => remove_directory(&entry.path())?,
-            (true, _) => remove_shallow(&entry.path(), depth - 1)?,
-        }
-    }
+    each(path, |entry, is_directory| match (is_directory, depth) {
+        (false, _) => remove_file(entry),
+        (true, 0) => remove_directory(entry),
+        (true, _) => remove_shallow(entry, depth - 1),
+    })?;
     remove_directory(path)
 }
 
 /// Removes those files of a directory that are chosen by name. Directories in it stay.
 pub(crate) fn remove_files(path: &Path, chosen: impl Fn(&OsStr) -> bool) -> Result<(), Error> {
-    let entries = match fs::read_dir(path) {
-        Ok(entries) => entries,
-        Err(error) if is_gone(&error) => return Ok(()),
-        Err(error) => return Err(failed("list", path, error)),
-    };
-    for entry in entries {
-        let entry = entry.map_err(|source| failed("list", path, source))?;
-        let kind = entry.file_type().map_err(|source| failed("look at", &entry.path(), source))?;
-        if !kind.is_dir() && chosen(&entry.file_name()) {
-            remove_file(&entry.path())?;
-        }
-    }
-    Ok(())
+    each(path, |entry, is_directory| match entry.file_name() {
+        Some(name) if !is_directory && chosen(name) => remove_file(entry),
+        _ => Ok(()),
+    })
 }
 
 /// Whether an error says that the thing is not there any more. `ENODEV` is what a file of a removed cgroup says,
@@ -112,6 +94,21 @@ pub(crate) fn is_gone(error: &io::Error) -> bool {
 /// The error of a failed act on a path.
 pub(crate) fn failed(act: &str, path: &Path, source: io::Error) -> Error {
     Error::System { act: format!("{act} {}", path.display()), source }
+}
+
+/// Does something with every entry of a directory, told whether it is a directory itself. One that is gone has none.
+fn each(path: &Path, act: impl Fn(&Path, bool) -> Result<(), Error>) -> Result<(), Error> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if is_gone(&error) => return Ok(()),
+        Err(error) => return Err(failed("list", path, error)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(|source| failed("list", path, source))?;
+        let kind = entry.file_type().map_err(|source| failed("look at", &entry.path(), source))?;
+        act(&entry.path(), kind.is_dir())?;
+    }
+    Ok(())
 }
 
 fn accept_gone(result: io::Result<()>) -> io::Result<()> {
@@ -136,5 +133,19 @@ mod tests {
         fs::remove_dir(bundle.join("rootfs/etc")).unwrap();
         assert!(remove_shallow(&bundle, 0).is_ok());
         assert!(remove_shallow(&bundle, 0).is_ok(), "already gone is success");
+    }
+
+    #[test]
+    fn only_chosen_files_are_removed_and_no_directory() {
+        let home = tempfile::tempdir().unwrap();
+        for name in ["a.disk", "b.disk", "c.lock"] {
+            fs::write(home.path().join(name), "").unwrap();
+        }
+        fs::create_dir(home.path().join("d.disk")).unwrap();
+        remove_files(home.path(), |name| name.to_string_lossy().ends_with(".disk")).unwrap();
+        let mut left: Vec<_> = fs::read_dir(home.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["c.lock", "d.disk"]);
+        assert!(remove_files(&home.path().join("gone"), |_| true).is_ok(), "already gone is success");
     }
 }
