@@ -129,7 +129,7 @@ pub fn on(runtimes: &[&str], test: impl AsyncFn(&Lab)) {
 pub fn exec(argv: &[&str]) -> ExecSpec {
     ExecSpec {
         argv: argv.iter().map(|word| (*word).to_owned()).collect(),
-        deadline_ms: Some(60_000),
+        deadline_ms: Some(u64::try_from(promised(60).as_millis()).unwrap_or(u64::MAX)),
         ..ExecSpec::default()
     }
 }
