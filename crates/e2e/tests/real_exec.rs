@@ -39,6 +39,31 @@ fn a_background_child_does_not_hold_the_exec() {
     });
 }
 
+/// A caller that lost the answer asks again, maybe before the first start has come to its verdict.
+#[test]
+fn a_start_that_is_asked_for_twice_at_once_is_answered_the_same_twice() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        for number in 0..20 {
+            let id: api::ExecId = format!("missing{number}").parse().unwrap();
+            let spec = exec(&["/no/such/program"]);
+            let (first, second) = tokio::join!(sandbox.exec(id.clone(), &spec), sandbox.exec(id, &spec));
+            let first = first.err().expect("it started").to_api();
+            assert_eq!((first.code, first.ran), (ErrorCode::SpawnFailed, Ran::No));
+            assert_eq!(first, second.err().expect("it attached to nothing").to_api());
+            let id: api::ExecId = format!("there{number}").parse().unwrap();
+            let spec = script(&format!("echo {number}"));
+            let (first, second) = tokio::join!(sandbox.exec(id.clone(), &spec), sandbox.exec(id, &spec));
+            for reader in [first.unwrap(), second.unwrap()] {
+                assert_eq!(text(&reader.collect().await.unwrap()), format!("{number}\n"));
+            }
+        }
+        let listed = sandbox.execs().await.unwrap();
+        assert_eq!(listed.len(), 21, "the posture and what was there");
+        assert!(listed.iter().all(|exec| exec.deadline_ms.is_some()), "each has its deadline: {listed:?}");
+    });
+}
+
 /// Scenario 2, attack A-17.
 #[test]
 fn a_daemon_that_keeps_stdout_does_not_hold_the_exec() {

@@ -1,9 +1,11 @@
 //! One exec from its start to its outcome.
 //!
 //! ```text
-//! running ──process ends──▶ ended ──what was in its pipes is read──▶ complete
-//!    └─deadline · cancel · output limit · memory──▶ swept, then ended
+//! starting ──became its program──▶ running ──process ends──▶ ended ──what was in its pipes is read──▶ complete
+//!    └─could not──▶ never was         └─deadline · cancel · output limit · memory──▶ swept, then ended
 //! ```
+//!
+//! An exec that never was has no outcome: whoever asked for it, or for its output, is told why.
 //!
 //! The outcome is decided by the first reason to end it, else by how the process ended. Pipes decide nothing: a
 //! process left behind may hold them for ever; what it still writes is counted and thrown away.
@@ -15,10 +17,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use api::exec::{Background, ExecEnd, ExecInfo, ExecSpec, Outcome, Stream};
-use api::{ExecId, limits};
+use api::{Error, ExecId, limits};
 use rustix::process::WaitStatus;
 use tokio::io::Interest;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, SetOnce};
 use tokio::time::Instant;
 
 use crate::init;
@@ -49,6 +51,8 @@ pub struct Exec {
     kills: Rc<Kills>,
     kills_before: u64,
     spools: RefCell<[Spool; 2]>,
+    /// Whether its process became its program, once that is known.
+    verdict: SetOnce<Result<(), Error>>,
     status: Cell<Option<WaitStatus>>,
     reason: RefCell<Option<Outcome>>,
     end: RefCell<Option<ExecEnd>>,
@@ -70,7 +74,7 @@ pub struct Pipes {
 }
 
 impl Exec {
-    /// An exec whose process has just been started.
+    /// An exec whose process is about to be started.
     pub fn new(id: ExecId, spec: &ExecSpec, fingerprint: u64, group: u32, kills: Rc<Kills>) -> Self {
         let bytes = spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES);
         let spool = || Spool::new(spec.output, bytes, spare::take);
@@ -88,6 +92,7 @@ impl Exec {
             kills_before: kills.count(),
             kills,
             spools: RefCell::new([spool(), spool()]),
+            verdict: SetOnce::new(),
             status: Cell::new(None),
             reason: RefCell::new(None),
             end: RefCell::new(None),
@@ -171,10 +176,14 @@ impl Exec {
         }
     }
 
-    /// It never became its program: whoever has attached meanwhile is let go, with nothing known.
-    pub fn never_was(&self) {
-        self.finish(0);
-        self.complete();
+    /// Tells everybody who waits whether its process became its program. Said once.
+    pub fn judge(&self, verdict: Result<(), Error>) {
+        let _ = self.verdict.set(verdict);
+    }
+
+    /// Waits until its process has become its program; says why it could not.
+    pub async fn begun(&self) -> Result<(), Error> {
+        self.verdict.wait().await.clone()
     }
 
     /// Lives the exec from start to end.

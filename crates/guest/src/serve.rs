@@ -109,7 +109,7 @@ async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
     let path: Vec<&str> = parts.uri.path().split('/').skip(1).collect();
     match (&parts.method, path.as_slice()) {
         (&Method::GET, ["execs"]) => json(StatusCode::OK, &table.list()),
-        (&Method::PUT, ["execs", id]) => start(exec_id(id)?, body, table).await,
+        (&Method::PUT, ["execs", id]) => start(exec_id(id)?, body, &table).await,
         (&Method::DELETE, ["execs", id]) => {
             table.cancel(&exec_id(id)?)?;
             json(StatusCode::OK, &())
@@ -117,6 +117,7 @@ async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
         (&Method::GET, ["execs", id, "output"]) => {
             let exec = table.exec(&exec_id(id)?)?;
             let position = position(query)?;
+            exec.begun().await?;
             let (sender, channel) = Channel::new(FRAMES_WAITING);
             tokio::task::spawn_local(output::send(exec, position, sender));
             Ok(Response::new(Either::Right(channel)))
@@ -135,12 +136,10 @@ async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
     }
 }
 
-async fn start(id: ExecId, body: Incoming, table: Rc<Table>) -> Reply {
+async fn start(id: ExecId, body: Incoming, table: &Rc<Table>) -> Reply {
     let bytes = collect(body).await?;
     let spec: ExecSpec = parse(&bytes)?;
-    // A task of its own: a connection that breaks here ends this request, and must not leave an exec half started.
-    let started = tokio::task::spawn_local(async move { table.start(id, &spec, &bytes).await });
-    let exec = started.await.map_err(|error| platform(format!("cannot start an exec: {error}")))??;
+    let exec = table.start(id, spec, &bytes).await?;
     json(StatusCode::OK, &exec.info(1))
 }
 

@@ -12,7 +12,7 @@ use rustix::process::{Pid, WaitStatus};
 
 use crate::dial::Descriptors;
 use crate::exec::{Exec, Pipes};
-use crate::launch::{launch, verdict};
+use crate::launch::{Launched, launch, verdict};
 use crate::memory::Kills;
 use crate::stdin::Stdin;
 use crate::sweep;
@@ -57,32 +57,49 @@ impl Table {
         self.kills.attend(descriptors.oom_count, descriptors.oom_event);
     }
 
-    /// Starts an exec, or finds the one that the same request has started before.
-    pub async fn start(&self, id: ExecId, spec: &ExecSpec, body: &[u8]) -> Result<Rc<Exec>, Error> {
+    /// Starts an exec, or finds the one that the same request has started before. Either waits for the one verdict on
+    /// that start, so a caller who asks again hears what it would have heard the first time.
+    pub async fn start(self: &Rc<Self>, id: ExecId, spec: ExecSpec, body: &[u8]) -> Result<Rc<Exec>, Error> {
         let fingerprint = fingerprint(body);
         spec.check()?;
         self.kills.settled().await;
-        if let Some(entry) = self.execs.borrow().get(&id) {
-            return same(&id, &entry.exec, fingerprint);
-        }
+        let exec = match self.exec(&id) {
+            Ok(known) => same(&id, known, fingerprint)?,
+            Err(_not_found) => self.begin(id, spec, fingerprint)?,
+        };
+        exec.begun().await?;
+        Ok(exec)
+    }
+
+    /// Makes the process of a new exec. Nothing is awaited here and what follows is a task of its own: a request whose
+    /// connection breaks leaves a whole exec or none.
+    fn begin(self: &Rc<Self>, id: ExecId, spec: ExecSpec, fingerprint: u64) -> Result<Rc<Exec>, Error> {
         self.make_room()?;
         let group = self.group();
-        let exec = Rc::new(Exec::new(id.clone(), spec, fingerprint, group, Rc::clone(&self.kills)));
-        let launched = launch(spec, group, &self.cgroups.borrow())?;
+        let exec = Rc::new(Exec::new(id.clone(), &spec, fingerprint, group, Rc::clone(&self.kills)));
+        let mut launched = launch(&spec, group, &self.cgroups.borrow())?;
         // Known before anything is awaited: it may end, and be asked for again, meanwhile.
         self.processes.borrow_mut().insert(launched.pid, Rc::clone(&exec));
-        let stdin = Rc::new(Stdin::new(launched.stdin));
+        let stdin = Rc::new(Stdin::new(launched.stdin.take()));
         self.execs.borrow_mut().insert(id.clone(), Entry { exec: Rc::clone(&exec), stdin });
         self.order.borrow_mut().push_back(id.clone());
-        if let Err(error) = verdict(spec, group, launched.verdict).await {
+        tokio::task::spawn_local(Rc::clone(self).live(id, spec, Rc::clone(&exec), launched));
+        Ok(exec)
+    }
+
+    /// Awaits the verdict on a start, tells it to all who wait for it, and lives the exec if there is one.
+    async fn live(self: Rc<Self>, id: ExecId, spec: ExecSpec, exec: Rc<Exec>, launched: Launched) {
+        let verdict = verdict(&spec, exec.group(), launched.verdict).await;
+        let lives = verdict.is_ok();
+        if !lives {
+            // Before anybody is told: who asks again then starts anew.
             self.execs.borrow_mut().remove(&id);
             self.order.borrow_mut().retain(|other| *other != id);
-            exec.never_was();
-            return Err(error);
         }
-        let pipes = Pipes { stdout: launched.stdout, stderr: launched.stderr };
-        tokio::task::spawn_local(Rc::clone(&exec).live(pipes));
-        Ok(exec)
+        exec.judge(verdict);
+        if lives {
+            exec.live(Pipes { stdout: launched.stdout, stderr: launched.stderr }).await;
+        }
     }
 
     /// The exec of that name.
@@ -177,9 +194,9 @@ impl Table {
     }
 }
 
-fn same(id: &ExecId, exec: &Rc<Exec>, fingerprint: u64) -> Result<Rc<Exec>, Error> {
+fn same(id: &ExecId, exec: Rc<Exec>, fingerprint: u64) -> Result<Rc<Exec>, Error> {
     if exec.fingerprint == fingerprint {
-        return Ok(Rc::clone(exec));
+        return Ok(exec);
     }
     Err(Error {
         code: ErrorCode::Conflict,
@@ -195,4 +212,69 @@ fn fingerprint(body: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(body);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{WaitOptions, waitpid};
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    /// On one thread, as the guest runs; its children are reaped afterwards.
+    fn with_table(test: impl AsyncFn(&Rc<Table>)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let table = Rc::new(Table::new());
+        LocalSet::new().block_on(&runtime, test(&table));
+        for pid in table.processes.borrow().keys() {
+            waitpid(Some(*pid), WaitOptions::empty()).unwrap();
+        }
+    }
+
+    async fn start(table: &Rc<Table>, program: &str) -> Result<Rc<Exec>, Error> {
+        let spec = ExecSpec { argv: vec![program.into()], cwd: Some("/".into()), ..ExecSpec::default() };
+        table.start("e1".parse().unwrap(), spec, program.as_bytes()).await
+    }
+
+    fn groups_taken(table: &Table) -> u32 {
+        table.next_group.get() - limits::EXEC_GROUPS.start()
+    }
+
+    #[test]
+    fn a_start_that_is_asked_for_twice_is_answered_the_same_twice() {
+        with_table(async |table| {
+            let (first, second) = tokio::join!(start(table, "/nowhere"), start(table, "/nowhere"));
+            let first = first.err().unwrap();
+            assert_eq!((first.code, first.ran), (ErrorCode::SpawnFailed, Ran::No));
+            assert_eq!(Some(first), second.err());
+            assert!(table.list().is_empty(), "what never was is not listed");
+            assert_eq!(groups_taken(table), 1, "it was tried once");
+            // Without privileges nothing can be started, which is a verdict as well.
+            match tokio::join!(start(table, "/bin/true"), start(table, "/bin/true")) {
+                (Ok(first), Ok(second)) => assert!(Rc::ptr_eq(&first, &second)),
+                (first, second) => assert_eq!(first.err().unwrap(), second.err().unwrap()),
+            }
+            assert_eq!(groups_taken(table), 2);
+        });
+    }
+
+    #[test]
+    fn a_start_comes_to_its_verdict_when_the_request_for_it_is_gone() {
+        with_table(async |table| {
+            tokio::select! {
+                biased;
+                _ = start(table, "/nowhere") => panic!("nothing was awaited"),
+                () = std::future::ready(()) => {}
+            }
+            let reader = table.exec(&"e1".parse().unwrap()).unwrap();
+            let conflict = start(table, "/elsewhere").await.err().unwrap();
+            assert_eq!(conflict.code, ErrorCode::Conflict);
+            let error = start(table, "/nowhere").await.err().unwrap();
+            assert_eq!(error.code, ErrorCode::SpawnFailed);
+            assert_eq!(reader.begun().await, Err(error), "a reader that attached meanwhile hears it too");
+            assert_eq!(groups_taken(table), 1, "it was tried once");
+            start(table, "/nowhere").await.err().unwrap();
+            assert_eq!(groups_taken(table), 2, "after the verdict it can be tried again");
+        });
+    }
 }
