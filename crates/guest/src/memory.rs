@@ -8,20 +8,26 @@
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
+use api::exec::ExecSpec;
+use api::limits;
 use tokio::io::Interest;
 use tokio::sync::Notify;
 
+use crate::launch::launch;
 use crate::sweep::{self, Whom};
 use crate::watched::{Watched, watch};
 
 /// What is left here after a memory kill stays charged and would kill the next exec too.
 const SHARED_MEMORY: &str = "/dev/shm";
+/// What removes it: this program, as the owner of what is left.
+const EMPTY: [&str; 2] = ["/.belljar/guest", "empty"];
+/// The group by which its processes are found: the first that no exec has.
+const HELPER_GROUP: u32 = *limits::EXEC_GROUPS.end() + 1;
 
 /// Users that are cleaned up after. An exec can be any of tens of thousands; most sandboxes have one.
 const OWNERS_MAX: usize = 16;
@@ -125,18 +131,29 @@ fn kills_in(text: &str) -> u64 {
 /// Removes what the dead left in shared memory: files, and System V segments, which belong to nobody's life. Each
 /// needs the rights of its owner, so a child takes those on, one for each of the first few owners.
 async fn empty_shared_memory() {
-    let mut owners: Vec<u32> = segments().map(|(_, owner)| owner).chain([api::limits::UID]).collect();
+    let mut owners: Vec<u32> = segments().map(|(_, owner)| owner).chain([limits::UID]).collect();
     let entries = std::fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
     owners.extend(entries.filter_map(|entry| Some(MetadataExt::uid(&entry.metadata().ok()?))));
     owners.sort_unstable();
     owners.dedup();
-    let mut children = Vec::new();
-    for owner in owners.into_iter().take(OWNERS_MAX) {
-        let mut command = std::process::Command::new("/.belljar/guest");
-        command.arg("empty").env_clear();
-        CommandExt::uid(&mut command, owner);
-        children.extend(command.spawn().map(|child| format!("/proc/{}", child.id())));
-    }
+    owners.truncate(OWNERS_MAX);
+    run_as(&owners, &EMPTY).await;
+}
+
+/// Runs a program once as each of these users. User code can stop what runs as its user, so whatever has not ended in
+/// time is ended. They stay in the guest's cgroup: that of user code may have no memory left to start in.
+async fn run_as(owners: &[u32], argv: &[&str]) {
+    let argv: Vec<String> = argv.iter().map(|word| (*word).to_owned()).collect();
+    let spec = |owner| ExecSpec {
+        argv: argv.clone(),
+        cwd: Some("/".into()),
+        uid: Some(owner),
+        ..ExecSpec::default()
+    };
+    // One that could not begin ends by itself, so nobody waits for what it says.
+    let launched = owners.iter().filter_map(|owner| launch(&spec(*owner), HELPER_GROUP, &[]).ok());
+    let mut children: Vec<String> =
+        launched.map(|child| format!("/proc/{}", child.pid.as_raw_nonzero())).collect();
     // Process 1 reaps them like all others; they are done when they are gone.
     for _ in 0..KILL_LOOKS {
         children.retain(|child| Path::new(child).exists());
@@ -145,6 +162,7 @@ async fn empty_shared_memory() {
         }
         tokio::time::sleep(KILL_LOOK_EVERY).await;
     }
+    sweep::kill(Whom::Group(HELPER_GROUP)).await;
 }
 
 /// What such a child does: removes all that it may.
@@ -189,5 +207,25 @@ mod tests {
         assert_eq!(kills_in("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"), 3);
         assert_eq!(kills_in("low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\noom_group_kill 1\n"), 1);
         assert_eq!(kills_in(""), 0);
+    }
+
+    #[test]
+    fn a_helper_that_is_stopped_is_ended_and_holds_up_nobody() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let began = std::time::Instant::now();
+            let mut ticks = 0;
+            let stopped = run_as(&[limits::UID], &["/bin/sh", "-c", "kill -STOP $$"]);
+            tokio::pin!(stopped);
+            loop {
+                tokio::select! {
+                    () = &mut stopped => break,
+                    () = tokio::time::sleep(Duration::from_millis(10)) => ticks += 1,
+                }
+            }
+            assert!(ticks > 10, "others were served {ticks} times meanwhile");
+            assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+            assert!(sweep::find(Whom::Group(HELPER_GROUP)).is_empty());
+        });
     }
 }
