@@ -134,6 +134,8 @@ impl Exec {
             stderr_bytes: stderr.written(),
             duration_ms: whole_ms(ran),
             deadline_ms: self.deadline.map(whole_ms),
+            grace_ms: whole_ms(self.grace),
+            ended_ms_ago: end.as_ref().map(|_| whole_ms(self.started.elapsed().saturating_sub(ran))),
         }
     }
 
@@ -193,7 +195,8 @@ impl Exec {
         else {
             self.ask_to_end(Outcome::Unknown);
             self.until_swept().await;
-            return self.finish(0);
+            self.finish(0);
+            return self.complete();
         };
         let streams = [(Stream::Stdout, Rc::new(stdout)), (Stream::Stderr, Rc::new(stderr))];
         let pumps = streams
