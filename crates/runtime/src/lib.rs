@@ -6,6 +6,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`oci`] | any OCI runtime by its command line: `runc`, `runsc`, `youki` |
+//! | `sim` | a runtime in memory that isolates nothing, for tests; behind the feature of its name |
 //! | [`laws`] | what every backend must keep, as a suite that runs on any of them |
 //!
 //! Invariants: everything a start acquires is written down before it is made, has a name derived from the sandbox
@@ -14,6 +15,8 @@
 
 pub mod laws;
 pub mod oci;
+#[cfg(feature = "sim")]
+pub mod sim;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,0 +1,300 @@
+//! One exec of a simulated guest, from its start to its outcome, and what its readers get.
+//!
+//! There is one stream: no program writes to standard error. Of its output the first bytes are kept: all that were asked
+//! for in the modes in which the number decides something, and at most [`KEPT_BYTES_MAX`] in mode `keep`.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::exec::{ExecEnd, ExecInfo, ExecSpec, Outcome, OutputMode, Stream};
+use api::frame::Header;
+use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
+use bytes::Bytes;
+use http_body_util::channel::Sender;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::program::Program;
+
+/// What an exec keeps in mode `keep`: ten thousand sandboxes with a talkative exec each then fit the memory of a laptop.
+const KEPT_BYTES_MAX: u64 = 64 * 1024;
+/// The payload of one frame.
+const CHUNK_BYTES: usize = 16 * 1024;
+/// A reader hears something at least this often, as from a real guest.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Between two lines of `count`: a reader sees it go on, and an hour of it is no flood.
+const COUNT_EVERY: Duration = Duration::from_millis(100);
+
+/// One exec.
+pub(super) struct Exec {
+    pub id: ExecId,
+    /// Of the request that started it: the same id with another request is a conflict.
+    pub fingerprint: u64,
+    argv: String,
+    started: Instant,
+    deadline_ms: Option<u64>,
+    grace_ms: u64,
+    mode: OutputMode,
+    kept_bytes: u64,
+    progress: Mutex<Progress>,
+    /// There are new bytes, there is room, there is a reason to end, or it has ended.
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// The kept bytes from offset `taken` on.
+    kept: Vec<u8>,
+    /// Bytes below this offset have been taken by a reader (mode `block`).
+    taken: u64,
+    /// All bytes ever written.
+    written: u64,
+    /// What standard input has received, while it is open.
+    stdin: Option<u64>,
+    /// The first reason to end it.
+    reason: Option<Outcome>,
+    end: Option<ExecEnd>,
+}
+
+/// What a reader gets next.
+enum Next {
+    Frame(Vec<u8>),
+    End(Vec<u8>),
+    Nothing,
+}
+
+impl Exec {
+    /// An exec that has just been started.
+    pub fn new(id: ExecId, spec: &ExecSpec, fingerprint: u64) -> Self {
+        let asked = spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES);
+        let mut argv = spec.argv.join(" ");
+        argv.truncate(argv.floor_char_boundary(limits::ARGV_SHOWN_BYTES));
+        Self {
+            id,
+            fingerprint,
+            argv,
+            started: Instant::now(),
+            deadline_ms: spec.deadline_ms,
+            grace_ms: spec.grace_ms.unwrap_or(limits::GRACE_MS),
+            mode: spec.output,
+            kept_bytes: match spec.output {
+                OutputMode::Keep => asked.min(KEPT_BYTES_MAX),
+                OutputMode::Block | OutputMode::Kill => asked,
+            },
+            progress: Mutex::new(Progress { stdin: spec.stdin.then_some(0), ..Progress::default() }),
+            changed: Notify::new(),
+        }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.progress().end.is_some()
+    }
+
+    /// How it is doing.
+    pub fn info(&self) -> ExecInfo {
+        let progress = self.progress();
+        let end = progress.end.as_ref();
+        let ran = end.map_or_else(|| self.started.elapsed(), |end| Duration::from_micros(end.duration_us));
+        ExecInfo {
+            id: self.id.clone(),
+            argv: self.argv.clone(),
+            outcome: end.map(|end| end.outcome.clone()),
+            processes: u32::from(end.is_none()),
+            stdout_bytes: progress.written,
+            stderr_bytes: 0,
+            duration_ms: whole_ms(ran),
+            deadline_ms: self.deadline_ms,
+            grace_ms: self.grace_ms,
+            ended_ms_ago: end.map(|_| whole_ms(self.started.elapsed().saturating_sub(ran))),
+        }
+    }
+
+    /// Gives a reason to end it. The first one counts; after the end none does.
+    pub fn ask_to_end(&self, reason: Outcome) {
+        self.progress().reason.get_or_insert(reason);
+        self.changed.notify_waiters();
+    }
+
+    /// A reader has everything below the offset. Only in mode `block` are its bytes let go.
+    pub fn consume(&self, offset: u64) {
+        if self.mode != OutputMode::Block {
+            return;
+        }
+        let mut progress = self.progress();
+        let offset = offset.clamp(progress.taken, progress.written);
+        let count = usize::try_from(offset - progress.taken).unwrap_or(usize::MAX).min(progress.kept.len());
+        progress.kept.drain(..count);
+        progress.taken = offset;
+        drop(progress);
+        self.changed.notify_waiters();
+    }
+
+    /// Takes bytes for standard input at an offset, or at its end; says how many it has taken in all.
+    pub fn feed(&self, offset: Option<u64>, count: u64, is_last: bool) -> Result<u64, Error> {
+        let mut progress = self.progress();
+        let received = progress.stdin.filter(|_| progress.end.is_none());
+        let Some(received) = received.filter(|received| offset.is_none_or(|offset| offset <= *received))
+        else {
+            return Err(Error {
+                code: ErrorCode::Conflict,
+                message: "standard input is closed, or not yet at that offset".into(),
+                layer: Layer::UserCode,
+                ran: Ran::Yes,
+                retry: Retry::Useless,
+                fix: "Read the exec's output: it says how the process is doing.".into(),
+            });
+        };
+        let received = received.max(offset.unwrap_or(received) + count);
+        progress.stdin = Some(received).filter(|_| !is_last);
+        Ok(received)
+    }
+
+    /// Lives the exec from start to end.
+    pub async fn live(&self, program: Program) {
+        let deadline = async {
+            match self.deadline_ms {
+                Some(ms) => tokio::time::sleep_until(self.started + Duration::from_millis(ms)).await,
+                None => std::future::pending().await,
+            }
+        };
+        let outcome = tokio::select! {
+            biased;
+            reason = self.until(|progress| progress.reason.clone()) => reason,
+            outcome = self.perform(program) => outcome,
+            () = deadline => Outcome::Timeout,
+        };
+        let mut progress = self.progress();
+        progress.end = Some(ExecEnd {
+            outcome,
+            stdout_bytes: progress.written,
+            stdout_dropped: progress.written - progress.taken - progress.kept.len() as u64,
+            stderr_bytes: 0,
+            stderr_dropped: 0,
+            duration_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
+            left_running: 0,
+            memory: None,
+        });
+        drop(progress);
+        self.changed.notify_waiters();
+    }
+
+    /// Sends frames from an offset on until the end was sent, or the reader is gone.
+    pub async fn send(self: Arc<Self>, mut at: u64, mut sender: Sender<Bytes>) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let next = self.next(&mut at);
+            let frame = match next {
+                Next::Frame(frame) => frame,
+                Next::End(frame) => {
+                    let _ = sender.send_data(frame.into()).await;
+                    return;
+                }
+                Next::Nothing if tokio::time::timeout(HEARTBEAT, changed).await.is_ok() => continue,
+                Next::Nothing => Header::Heartbeat.encode().to_vec(),
+            };
+            if sender.send_data(frame.into()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until there is something to see.
+    async fn until<T>(&self, look: impl Fn(&mut Progress) -> Option<T>) -> T {
+        loop {
+            // Registered before looking, so that nothing said in between is missed.
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if let Some(seen) = look(&mut self.progress()) {
+                return seen;
+            }
+            changed.await;
+        }
+    }
+
+    async fn perform(&self, program: Program) -> Outcome {
+        match program {
+            Program::Print(text) => self.write(text.as_bytes()).await,
+            Program::Sleep(duration) => tokio::time::sleep(duration).await,
+            Program::Count => {
+                for number in 1_u64.. {
+                    self.write(format!("{number}\n").as_bytes()).await;
+                    tokio::time::sleep(COUNT_EVERY).await;
+                }
+            }
+        }
+        // What was written may have been too much.
+        self.progress().reason.clone().unwrap_or(Outcome::Exited { code: 0 })
+    }
+
+    /// Writes to standard output, as far as the mode lets it.
+    async fn write(&self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let room = self.until(|progress| self.room(progress)).await;
+            let mut progress = self.progress();
+            let (fits, rest) = bytes.split_at(room.min(bytes.len()));
+            progress.kept.extend_from_slice(fits);
+            progress.written += fits.len() as u64;
+            bytes = rest;
+            match self.mode {
+                OutputMode::Keep => {
+                    progress.written += bytes.len() as u64;
+                    bytes = &[];
+                }
+                OutputMode::Block => {}
+                OutputMode::Kill if bytes.is_empty() => {}
+                OutputMode::Kill => {
+                    progress.reason.get_or_insert(Outcome::OutputLimit);
+                    bytes = &[];
+                }
+            }
+            drop(progress);
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// How many bytes can be kept now; none at all means to wait, where the mode does.
+    fn room(&self, progress: &Progress) -> Option<usize> {
+        let room = self.kept_bytes.saturating_sub(progress.kept.len() as u64);
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        if room == 0 && self.mode == OutputMode::Block { None } else { Some(room) }
+    }
+
+    /// What a reader at an offset gets next.
+    fn next(&self, at: &mut u64) -> Next {
+        let stream = Stream::Stdout;
+        let progress = self.progress();
+        let kept_to = progress.taken + progress.kept.len() as u64;
+        let gap = if *at < progress.taken {
+            Some(progress.taken)
+        } else if *at < kept_to {
+            let from = usize::try_from(*at - progress.taken).unwrap_or(usize::MAX);
+            let bytes = progress.kept.get(from..).unwrap_or_default();
+            let bytes = bytes.get(..CHUNK_BYTES).unwrap_or(bytes);
+            let length = u32::try_from(bytes.len()).unwrap_or(0);
+            let header = Header::Data { stream, offset: *at, length };
+            *at += bytes.len() as u64;
+            return Next::Frame([&header.encode()[..], bytes].concat());
+        } else {
+            Some(progress.written).filter(|written| *at < *written)
+        };
+        if let Some(to) = gap {
+            *at = to;
+            return Next::Frame(Header::Gap { stream, to }.encode().to_vec());
+        }
+        let Some(end) = &progress.end else { return Next::Nothing };
+        let json = serde_json::to_vec(end).unwrap_or_default();
+        let length = u32::try_from(json.len()).unwrap_or(0);
+        Next::End([&Header::End { length }.encode()[..], &json].concat())
+    }
+}
+
+fn whole_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,269 @@
+//! The simulated guest: a table of execs, and the routes of the channel that a node needs to drive them.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `PUT /execs/{id}` with an `ExecSpec` | `ExecInfo`; the same request again starts nothing |
+//! | `GET /execs` | all execs, as a list of `ExecInfo` |
+//! | `GET /execs/{id}/output?stdout=N` | frames from this offset on, until the end |
+//! | `PUT /execs/{id}/read?stdout=N` | everything below this offset was taken |
+//! | `PUT /execs/{id}/stdin?offset=N[&last=1]` | counted; no program reads it |
+//! | `POST /execs/{id}/signal` with a `SignalRequest` | ends the exec: no program handles any |
+//! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
+//!
+//! It has no thread and, while nobody is connected and nothing runs, no task but its time to live's.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use api::exec::{ExecInfo, ExecSpec, Outcome, SignalRequest};
+use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
+use bytes::Bytes;
+use http_body_util::channel::Channel;
+use http_body_util::{BodyExt, Either, Full, Limited};
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::UnixStream;
+use tokio::sync::{Semaphore, watch};
+
+use super::exec::Exec;
+use super::program::Program;
+use super::world::until_gone;
+use crate::Exit;
+
+/// Requests in flight on one connection: every exec of a full table attached, with room for what is said besides.
+const STREAMS_MAX: u32 = 4096;
+/// Frames waiting for a slow reader.
+const FRAMES_WAITING: usize = 2;
+/// The last signal of Linux.
+const SIGNAL_MAX: i32 = 64;
+
+/// Process 1 of one sandbox.
+pub(super) struct Guest {
+    /// Whether it lives.
+    pub life: Life,
+    /// Its one connection: who holds the permit is the node's end of it.
+    pub line: Arc<Semaphore>,
+    /// In the order of their start; the oldest ended ones make room.
+    execs: Mutex<VecDeque<Arc<Exec>>>,
+}
+
+/// The life of a process 1, which ends once.
+pub(super) struct Life {
+    exit: watch::Sender<Option<Exit>>,
+}
+
+type Body = Either<Full<Bytes>, Channel<Bytes>>;
+type Reply = Result<Response<Body>, Error>;
+
+impl Guest {
+    /// A guest with an empty table.
+    pub fn new() -> Self {
+        let life = Life { exit: watch::Sender::new(None) };
+        Self { life, line: Arc::new(Semaphore::new(1)), execs: Mutex::default() }
+    }
+
+    fn execs(&self) -> MutexGuard<'_, VecDeque<Arc<Exec>>> {
+        self.execs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn exec(&self, id: &str) -> Result<Arc<Exec>, Error> {
+        let execs = self.execs();
+        let found = execs.iter().find(|exec| exec.id.as_str() == id);
+        found.map(Arc::clone).ok_or_else(|| Error::not_found(format!("there is no exec {id}")))
+    }
+
+    /// Starts an exec, or finds the one that the same request has started before.
+    fn start(self: &Arc<Self>, id: ExecId, body: &[u8]) -> Result<ExecInfo, Error> {
+        let spec: ExecSpec = parse(body)?;
+        spec.check()?;
+        let fingerprint = fingerprint(body);
+        let mut execs = self.execs();
+        if let Some(exec) = execs.iter().find(|exec| exec.id == id) {
+            return if exec.fingerprint == fingerprint { Ok(exec.info()) } else { Err(taken(&id)) };
+        }
+        let program = Program::find(&spec.argv)?;
+        make_room(&mut execs)?;
+        let exec = Arc::new(Exec::new(id, &spec, fingerprint));
+        execs.push_back(Arc::clone(&exec));
+        let (guest, info) = (Arc::clone(self), exec.info());
+        tokio::spawn(async move {
+            tokio::select! {
+                // Nobody is left to tell how it ended.
+                _ = guest.life.ended() => {}
+                () = exec.live(program) => {}
+            }
+        });
+        Ok(info)
+    }
+}
+
+impl Life {
+    pub fn is_on(&self) -> bool {
+        self.exit.borrow().is_none()
+    }
+
+    /// Ends it. The first end counts.
+    pub fn end(&self, exit: Exit) {
+        self.exit.send_if_modified(|now| {
+            let is_first = now.is_none();
+            now.get_or_insert(exit);
+            is_first
+        });
+    }
+
+    /// Waits for the end.
+    pub async fn ended(&self) -> Exit {
+        let mut exit = self.exit.subscribe();
+        let ended = exit.wait_for(Option::is_some).await;
+        ended.ok().and_then(|exit| *exit).unwrap_or(Exit::Unknown)
+    }
+}
+
+/// Serves until the connection ends, the guest does, or the process at the other end is gone.
+pub(super) async fn serve(stream: UnixStream, guest: Arc<Guest>, process: watch::Receiver<bool>) {
+    let table = Arc::clone(&guest);
+    let service = service_fn(move |request| answer(request, Arc::clone(&table)));
+    let connection = http2::Builder::new(TokioExecutor::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::select! {
+        biased;
+        () = until_gone(process) => {}
+        _ = guest.life.ended() => {}
+        _ = connection => {}
+    }
+}
+
+async fn answer(request: Request<Incoming>, guest: Arc<Guest>) -> Result<Response<Body>, Infallible> {
+    Ok(route(request, guest).await.unwrap_or_else(|error| {
+        let status = if error.code == ErrorCode::NotFound {
+            StatusCode::NOT_FOUND
+        } else if error.code == ErrorCode::Conflict {
+            StatusCode::CONFLICT
+        } else {
+            StatusCode::BAD_REQUEST
+        };
+        json(status, &error).unwrap_or_else(|_| Response::new(Either::Left(Full::default())))
+    }))
+}
+
+async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> Reply {
+    let (parts, body) = request.into_parts();
+    let query = parts.uri.query().unwrap_or_default();
+    let path: Vec<&str> = parts.uri.path().split('/').skip(1).collect();
+    match (&parts.method, path.as_slice()) {
+        (&Method::GET, ["execs"]) => {
+            let infos: Vec<ExecInfo> = guest.execs().iter().map(|exec| exec.info()).collect();
+            json(StatusCode::OK, &infos)
+        }
+        (&Method::PUT, ["execs", id]) => {
+            let id = id
+                .parse()
+                .map_err(|bad: api::id::NotAnId| Error::invalid(bad.to_string(), "Use such an id."))?;
+            json(StatusCode::OK, &guest.start(id, &collect(body).await?)?)
+        }
+        (&Method::DELETE, ["execs", id]) => {
+            guest.exec(id)?.ask_to_end(Outcome::Cancelled);
+            json(StatusCode::OK, &())
+        }
+        (&Method::GET, ["execs", id, "output"]) => {
+            let (exec, at) = (guest.exec(id)?, number(query, "stdout")?.unwrap_or(0));
+            let (sender, channel) = Channel::new(FRAMES_WAITING);
+            tokio::spawn(exec.send(at, sender));
+            Ok(Response::new(Either::Right(channel)))
+        }
+        (&Method::PUT, ["execs", id, "read"]) => {
+            guest.exec(id)?.consume(number(query, "stdout")?.unwrap_or(0));
+            json(StatusCode::OK, &())
+        }
+        (&Method::PUT, ["execs", id, "stdin"]) => {
+            let (exec, bytes) = (guest.exec(id)?, collect(body).await?);
+            let is_last = number(query, "last")?.is_some();
+            json(StatusCode::OK, &exec.feed(number(query, "offset")?, bytes.len() as u64, is_last)?)
+        }
+        (&Method::POST, ["execs", id, "signal"]) => {
+            let (exec, request) = (guest.exec(id)?, parse::<SignalRequest>(&collect(body).await?)?);
+            let signal = request.signal;
+            if !(1..=SIGNAL_MAX).contains(&signal) {
+                return Err(Error::invalid(
+                    format!("{signal} is not the number of a signal"),
+                    "Use 1 to 64.",
+                ));
+            }
+            let was_running = exec.info().processes;
+            exec.ask_to_end(Outcome::Signaled { signal });
+            json(StatusCode::OK, &was_running)
+        }
+        _ => Err(Error::not_found(format!("there is no route {} {}", parts.method, parts.uri.path()))),
+    }
+}
+
+/// Forgets the oldest ended exec when the table is full.
+fn make_room(execs: &mut VecDeque<Arc<Exec>>) -> Result<(), Error> {
+    if execs.len() < limits::EXECS_MAX {
+        return Ok(());
+    }
+    let ended = execs.iter().position(|exec| exec.has_ended());
+    match ended.and_then(|index| execs.remove(index)) {
+        Some(_) => Ok(()),
+        None => Err(Error {
+            code: ErrorCode::Capacity,
+            message: format!("{} execs run already", limits::EXECS_MAX),
+            layer: Layer::Sandbox,
+            ran: Ran::No,
+            retry: Retry::Safe,
+            fix: "Wait for some to end, or cancel them.".into(),
+        }),
+    }
+}
+
+fn taken(id: &ExecId) -> Error {
+    Error {
+        code: ErrorCode::Conflict,
+        message: format!("exec {id} was started by another request"),
+        layer: Layer::UserCode,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: "Choose a new id for a new exec.".into(),
+    }
+}
+
+fn fingerprint(body: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(body);
+    hasher.finish()
+}
+
+async fn collect(body: Incoming) -> Result<Bytes, Error> {
+    let collected = Limited::new(body, limits::BODY_BYTES_MAX).collect().await;
+    collected
+        .map(|collected| collected.to_bytes())
+        .map_err(|error| Error::invalid(format!("the body could not be read: {error}"), "Send it again."))
+}
+
+fn parse<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        Error::invalid(format!("the body is not what was expected: {error}"), "Mend the body.")
+    })
+}
+
+fn number(query: &str, name: &str) -> Result<Option<u64>, Error> {
+    let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+    value
+        .map(str::parse)
+        .transpose()
+        .map_err(|_| Error::invalid(format!("{name} is not a number"), "Give a decimal number."))
+}
+
+fn json<T: serde::Serialize>(status: StatusCode, value: &T) -> Reply {
+    let bytes = serde_json::to_vec(value)
+        .map_err(|error| Error::invalid(format!("cannot write an answer: {error}"), "Ask for another."))?;
+    let mut response = Response::new(Either::Left(Full::new(bytes.into())));
+    *response.status_mut() = status;
+    Ok(response)
+}

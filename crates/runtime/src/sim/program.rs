@@ -1,0 +1,83 @@
+//! The programs that a simulated guest knows. Everything else could not be spawned.
+//!
+//! | argv | does |
+//! |---|---|
+//! | `/.belljar/guest posture` | prints the posture of a well-made user process |
+//! | `true` | ends |
+//! | `echo WORDS` | prints its words |
+//! | `sleep SECONDS` | ends after that time, which may be a fraction |
+//! | `count` | prints 1, 2, 3, … in lines until it is ended |
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::limits::{ARGV_SHOWN_BYTES, DEADLINE_MS_MAX, EXEC_GROUPS, UID};
+use api::posture::Posture;
+use api::{Error, ErrorCode, Layer, Ran, Retry};
+
+/// The namespaces that every sandbox of the container tier has to itself.
+const NAMESPACES: [&str; 7] = ["user", "pid", "mnt", "ipc", "uts", "cgroup", "net"];
+const CAPABILITY_SETS: [&str; 5] = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
+
+/// One program and its arguments.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Program {
+    /// Prints this and ends.
+    Print(String),
+    /// Ends after this time.
+    Sleep(Duration),
+    /// Prints numbers.
+    Count,
+}
+
+impl Program {
+    /// Finds a program by its argv.
+    pub fn find(argv: &[String]) -> Result<Self, Error> {
+        let words: Vec<&str> = argv.iter().map(String::as_str).collect();
+        match words.as_slice() {
+            ["/.belljar/guest", "posture"] => {
+                let seen = serde_json::to_string(&posture(UID, &[*EXEC_GROUPS.start()]));
+                Ok(Self::Print(seen.unwrap_or_default()))
+            }
+            ["true", ..] => Ok(Self::Print(String::new())),
+            ["echo", words @ ..] => Ok(Self::Print(words.join(" ") + "\n")),
+            ["sleep", seconds] => duration(seconds).map(Self::Sleep).ok_or_else(|| unknown(argv)),
+            ["count"] => Ok(Self::Count),
+            _ => Err(unknown(argv)),
+        }
+    }
+}
+
+/// The posture of a process as the container tier promises it: of a user's, or with uid 0 and no groups, of process 1.
+pub(super) fn posture(uid: u32, groups: &[u32]) -> Posture {
+    Posture {
+        uids: vec![uid; 4],
+        gids: vec![uid; 4],
+        groups: groups.to_vec(),
+        capabilities: CAPABILITY_SETS.map(|set| (set.to_owned(), 0)).into(),
+        no_new_privileges: true,
+        seccomp: 2,
+        descriptors: BTreeMap::from([(0, "/dev/null".into()), (1, "pipe".into()), (2, "pipe".into())]),
+        namespaces: NAMESPACES.map(|kind| (kind.to_owned(), format!("{kind}:[1]"))).into(),
+        open_files: (1024, 65_536),
+        core_bytes: 0,
+    }
+}
+
+/// Seconds as people write them; no sandbox lives longer than the most.
+fn duration(seconds: &str) -> Option<Duration> {
+    let duration = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?;
+    Some(duration.min(Duration::from_millis(DEADLINE_MS_MAX)))
+}
+
+fn unknown(argv: &[String]) -> Error {
+    let program: String = argv.join(" ").chars().take(ARGV_SHOWN_BYTES).collect();
+    Error {
+        code: ErrorCode::SpawnFailed,
+        message: format!("cannot start {program:?}: no simulated guest knows it"),
+        layer: Layer::UserCode,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: "Use true, echo, sleep or count.".into(),
+    }
+}

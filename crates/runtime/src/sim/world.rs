@@ -1,0 +1,221 @@
+//! The sandboxes of one simulated machine, and the processes that have them in hand.
+//!
+//! ```text
+//! (nothing) ──begin──▶ half made ──made──▶ alive ──life ends──▶ dead      each ──remove──▶ (nothing)
+//! ```
+//!
+//! A sandbox is known by its id, and told from a later one of the same id by its guest: what was begun on one never ends
+//! another.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use api::SandboxId;
+use tokio::sync::{Notify, watch};
+
+use super::faults::Faults;
+use super::guest::Guest;
+use crate::{Error, Exit, Listed, Usage};
+
+/// What a sandbox uses unless a test says otherwise: a guest and a small interpreter.
+const USAGE: Usage = Usage {
+    memory_bytes: 8 << 20,
+    memory_peak_bytes: 12 << 20,
+    sandbox_memory_bytes: 14 << 20,
+    pids: 1,
+    oom_kills: 0,
+    pids_refused: 0,
+    cpu_us: 50_000,
+};
+
+/// One simulated machine.
+#[derive(Default)]
+pub(super) struct World {
+    state: Mutex<State>,
+    /// A connect may be waiting for guests that were silent.
+    faults_changed: Notify,
+}
+
+/// One sandbox.
+pub(super) struct Sandbox {
+    pub guest: Arc<Guest>,
+    pub usage: Usage,
+    /// Whether its start got as far as process 1.
+    pub is_made: bool,
+    owner: Weak<Process>,
+}
+
+/// One process that drives the machine.
+pub(super) struct Process {
+    gone: watch::Sender<bool>,
+}
+
+/// A start or a stop that has been written down, and what it will come to.
+pub(super) struct Step {
+    pub guest: Arc<Guest>,
+    pub delay: Duration,
+    pub fails: bool,
+}
+
+#[derive(Default)]
+struct State {
+    sandboxes: BTreeMap<SandboxId, Sandbox>,
+    processes: Vec<Weak<Process>>,
+    faults: Faults,
+}
+
+impl World {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new process.
+    pub fn enter(&self) -> Arc<Process> {
+        let process = Arc::new(Process { gone: watch::Sender::new(false) });
+        let mut state = self.state();
+        state.processes.retain(|other| other.strong_count() > 0);
+        state.processes.push(Arc::downgrade(&process));
+        process
+    }
+
+    /// Ends every process.
+    pub fn end_processes(&self) {
+        for process in self.state().processes.drain(..).filter_map(|process| process.upgrade()) {
+            process.gone.send_replace(true);
+        }
+    }
+
+    /// Changes or reads the faults.
+    pub fn faults<T>(&self, change: impl FnOnce(&mut Faults) -> T) -> T {
+        let answer = change(&mut self.state().faults);
+        self.faults_changed.notify_waiters();
+        answer
+    }
+
+    /// Waits until guests are not silent.
+    pub async fn until_guests_dial(&self) {
+        loop {
+            // Registered before looking, so that no change in between is missed.
+            let changed = self.faults_changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if !self.state().faults.silent_guest {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Something of a sandbox.
+    pub fn see<T>(&self, id: &SandboxId, look: impl FnOnce(&mut Sandbox) -> T) -> Result<T, Error> {
+        self.state().sandboxes.get_mut(id).map(look).ok_or_else(|| Error::NotFound(id.clone()))
+    }
+
+    /// Writes a sandbox down.
+    pub fn begin(&self, id: &SandboxId, process: &Arc<Process>) -> Result<Step, Error> {
+        let mut state = self.state();
+        if state.sandboxes.contains_key(id) {
+            return Err(Error::Exists(id.clone()));
+        }
+        if state.faults.fills_start() {
+            return Err(Error::Capacity { what: "a disk", why: "a full machine was asked for".into() });
+        }
+        let guest = Arc::new(Guest::new());
+        let owner = Arc::downgrade(process);
+        let sandbox = Sandbox { guest: Arc::clone(&guest), usage: USAGE, is_made: false, owner };
+        state.sandboxes.insert(id.clone(), sandbox);
+        Ok(Step { guest, delay: state.faults.start_delay, fails: state.faults.fails_start() })
+    }
+
+    /// From here on the sandbox of this guest has a process 1.
+    pub fn made(&self, id: &SandboxId, guest: &Arc<Guest>) -> Result<(), Error> {
+        let ended = || Error::Ended(id.clone());
+        let mut state = self.state();
+        let sandbox = state.sandboxes.get_mut(id).filter(|sandbox| sandbox.is_of(guest)).ok_or_else(ended)?;
+        if !guest.life.is_on() {
+            return Err(ended());
+        }
+        sandbox.is_made = true;
+        Ok(())
+    }
+
+    /// Takes a sandbox in hand, where no living process has it.
+    pub fn take(&self, id: &SandboxId, process: &Arc<Process>) -> Result<Arc<Guest>, Error> {
+        let mut state = self.state();
+        let sandbox = state.sandboxes.get_mut(id).ok_or_else(|| Error::NotFound(id.clone()))?;
+        if !sandbox.is_alive() {
+            return Err(Error::Ended(id.clone()));
+        }
+        if sandbox.is_owned() && !std::ptr::eq(sandbox.owner.as_ptr(), Arc::as_ptr(process)) {
+            let source = std::io::Error::other("another living process has it");
+            return Err(Error::System { act: format!("take {id} in hand"), source });
+        }
+        sandbox.owner = Arc::downgrade(process);
+        Ok(Arc::clone(&sandbox.guest))
+    }
+
+    /// Ends process 1: asked to, a guest ends by itself; without grace it is killed. Of an unknown sandbox there is
+    /// nothing to end.
+    pub fn end(&self, id: &SandboxId, grace: Duration) -> Option<Step> {
+        let mut state = self.state();
+        let guest = Arc::clone(&state.sandboxes.get(id)?.guest);
+        guest.life.end(if grace.is_zero() { Exit::Signaled(9) } else { Exit::Exited(0) });
+        Some(Step { guest, delay: state.faults.stop_delay, fails: state.faults.fails_stop() })
+    }
+
+    /// Removes the sandbox of this guest.
+    pub fn remove(&self, id: &SandboxId, guest: &Arc<Guest>) {
+        let mut state = self.state();
+        if state.sandboxes.get(id).is_some_and(|sandbox| sandbox.is_of(guest)) {
+            state.sandboxes.remove(id);
+        }
+    }
+
+    /// All sandboxes.
+    pub fn list(&self) -> Vec<Listed> {
+        let state = self.state();
+        let listed = state.sandboxes.iter().map(|(id, sandbox)| Listed {
+            id: id.clone(),
+            owned: sandbox.is_owned(),
+            alive: sandbox.is_alive(),
+        });
+        listed.collect()
+    }
+}
+
+impl Sandbox {
+    /// Whether its process 1 lives.
+    pub fn is_alive(&self) -> bool {
+        self.is_made && self.guest.life.is_on()
+    }
+
+    fn is_owned(&self) -> bool {
+        self.owner.upgrade().is_some_and(|owner| !owner.is_gone())
+    }
+
+    fn is_of(&self, guest: &Arc<Guest>) -> bool {
+        Arc::ptr_eq(&self.guest, guest)
+    }
+}
+
+impl Process {
+    pub fn is_gone(&self) -> bool {
+        *self.gone.borrow()
+    }
+
+    /// Waits until it is gone.
+    pub async fn gone(&self) {
+        until_gone(self.watch()).await;
+    }
+
+    /// For [`until_gone`], without keeping it alive.
+    pub fn watch(&self) -> watch::Receiver<bool> {
+        self.gone.subscribe()
+    }
+}
+
+/// Waits until a process is gone: ended, or without a handle.
+pub(super) async fn until_gone(mut process: watch::Receiver<bool>) {
+    let _ = process.wait_for(|gone| *gone).await;
+}
