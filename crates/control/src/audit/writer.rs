@@ -1,0 +1,175 @@
+//! The one thread that writes the log.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+
+use super::chain::{LINE_BYTES_MAX, Link};
+use super::{Act, Damaged, Entry, Error, SYNC_EVERY};
+
+/// Entries in one write: enough that a burst costs few system calls, and a quarter of a megabyte at most in practice.
+const GROUP: usize = 512;
+
+/// What the thread is told.
+pub(super) enum Word {
+    /// To write an entry.
+    Entry(Box<Entry>),
+    /// To bring everything before this to the disk, and then to say so.
+    Flush(oneshot::Sender<()>),
+}
+
+/// The file and the end of its chain.
+pub(super) struct Writer {
+    file: File,
+    /// Where the last whole line ends. After a failed write there may be more in the file than this.
+    length: u64,
+    link: Link,
+    missed: Arc<AtomicU64>,
+    /// The time of the newest entry, for entries of the writer's own.
+    at_ms: u64,
+    /// When the oldest line was written that may not be on the disk.
+    unsynced: Option<Instant>,
+    /// Whether the last write failed, so that a full disk is reported once and not for every entry.
+    failing: bool,
+}
+
+impl Writer {
+    /// Opens the file, finds the end of its chain and cuts off what follows it.
+    pub fn open(path: &Path, now_ms: u64, missed: Arc<AtomicU64>) -> Result<Self, Error> {
+        let failed =
+            |act: &'static str| move |source| Error::File { act, path: path.display().to_string(), source };
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(failed("open"))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(Error::InUse { path: path.display().to_string() }),
+            Err(TryLockError::Error(source)) => return Err(failed("lock")(source)),
+        }
+        let whole = file.metadata().map_err(failed("read"))?.len();
+        let (length, link) = end(&file, whole).map_err(failed("read"))??;
+        let mut writer = Self { file, length, link, missed, at_ms: now_ms, unsynced: None, failing: false };
+        if length < whole {
+            let detail = format!("{} bytes of a line that was not finished", whole - length);
+            writer.file.set_len(length).map_err(failed("cut"))?;
+            writer.append(vec![Entry::new(now_ms, Act::Torn).detail(&detail)]).map_err(failed("write"))?;
+        }
+        Ok(writer)
+    }
+
+    /// Writes what comes until nobody is left who could send more.
+    pub fn run(mut self, words: &Receiver<Word>) {
+        loop {
+            let mut group = Vec::new();
+            let mut flushed = Vec::new();
+            let ended = match words.recv_timeout(SYNC_EVERY) {
+                Ok(word) => {
+                    for word in std::iter::once(word).chain(words.try_iter()).take(GROUP) {
+                        match word {
+                            Word::Entry(entry) => group.push(*entry),
+                            Word::Flush(done) => flushed.push(done),
+                        }
+                    }
+                    false
+                }
+                // Also when nothing comes: the last missed ones may have been counted just now.
+                Err(RecvTimeoutError::Timeout) => false,
+                Err(RecvTimeoutError::Disconnected) => true,
+            };
+            self.write(group);
+            self.sync(ended || !flushed.is_empty());
+            for done in flushed {
+                // Whoever has stopped waiting need not know.
+                let _ = done.send(());
+            }
+            if ended {
+                return;
+            }
+        }
+    }
+
+    /// Writes a group and, after it, how many were missed until now. What cannot be written counts as missed.
+    fn write(&mut self, mut group: Vec<Entry>) {
+        if let Some(last) = group.last() {
+            self.at_ms = last.at_ms;
+        }
+        let missed = self.missed.swap(0, Ordering::Relaxed);
+        if missed > 0 {
+            let detail = format!("{missed} entries");
+            group.push(Entry::new(self.at_ms, Act::Missed).detail(&detail));
+        }
+        if group.is_empty() {
+            return;
+        }
+        let entries = group.len() as u64 - u64::from(missed > 0);
+        match self.append(group) {
+            Ok(()) => self.failing = false,
+            Err(error) => {
+                self.missed.fetch_add(missed + entries, Ordering::Relaxed);
+                if !self.failing {
+                    tracing::error!(%error, "cannot write the audit log; entries are being lost");
+                }
+                self.failing = true;
+            }
+        }
+    }
+
+    /// Writes entries in one piece. If that fails, the chain is as it was, and what got into the file is cut off before the next.
+    fn append(&mut self, entries: Vec<Entry>) -> io::Result<()> {
+        if self.failing {
+            self.file.set_len(self.length)?;
+        }
+        let mut link = self.link;
+        let mut text = Vec::new();
+        for entry in entries {
+            link.write(entry, &mut text)?;
+        }
+        self.file.write_all(&text)?;
+        self.length += text.len() as u64;
+        self.link = link;
+        self.unsynced.get_or_insert_with(Instant::now);
+        Ok(())
+    }
+
+    fn sync(&mut self, now: bool) {
+        let due = self.unsynced.is_some_and(|since| now || since.elapsed() >= SYNC_EVERY);
+        if due && self.file.sync_data().is_ok() {
+            self.unsynced = None;
+        }
+    }
+}
+
+/// Where the last whole line ends, and the chain after it.
+fn end(file: &File, whole: u64) -> io::Result<Result<(u64, Link), Damaged>> {
+    // Room for the last whole line, its newline, the newline before it and a half-written line.
+    let from = whole.saturating_sub(2 * LINE_BYTES_MAX as u64 + 2);
+    let mut tail = vec![0; usize::try_from(whole - from).unwrap_or(0)];
+    file.read_exact_at(&mut tail, from)?;
+    let damaged = |what: &str| Ok(Err(Damaged { line: 0, what: what.to_owned() }));
+    let Some(newline) = tail.iter().rposition(|byte| *byte == b'\n') else {
+        if from > 0 || whole > LINE_BYTES_MAX as u64 {
+            return damaged("its end is not one of our lines");
+        }
+        return Ok(Ok((0, Link::first())));
+    };
+    let lines = tail.get(..newline).unwrap_or_default();
+    let line = match lines.iter().rposition(|byte| *byte == b'\n') {
+        Some(before) => lines.get(before + 1..).unwrap_or_default(),
+        None => lines,
+    };
+    match Link::after(line) {
+        Ok(link) => Ok(Ok((from + newline as u64 + 1, link))),
+        Err(what) => damaged(&format!("the last line {what}")),
+    }
+}

@@ -1,0 +1,100 @@
+//! Looking sandboxes up. Nothing of one project is ever shown to another.
+
+use api::SandboxId;
+use api::sandbox::Sandbox;
+use api::server::{PAGE_MAX, Page};
+
+use super::{Error, Store, failed, integer, parse};
+
+/// The place after which a page begins. Rows never change their place, so a list is the same however many are added in front.
+struct Cursor {
+    created_at_ms: u64,
+    id: SandboxId,
+}
+
+impl Store {
+    /// The sandbox of a project with this id, else the live one with this name.
+    ///
+    /// # Errors
+    /// The store does not answer, or the row is damaged.
+    pub async fn sandbox(&self, project: &str, id_or_name: &str) -> Result<Option<Sandbox>, Error> {
+        let row: Option<(String, String)> = sqlx::query_as(
+            "SELECT id, body FROM sandboxes WHERE project = ?1 AND id = ?2
+             UNION ALL
+             SELECT id, body FROM live_sandboxes WHERE project = ?1 AND name = ?2 AND id <> ?2
+             LIMIT 1",
+        )
+        .bind(project)
+        .bind(id_or_name)
+        .fetch_optional(&self.readers)
+        .await
+        .map_err(failed("look up a sandbox"))?;
+        row.map(|(id, body)| parse(&id, &body)).transpose()
+    }
+
+    /// A page of a project's sandboxes, the newest first.
+    ///
+    /// # Errors
+    /// The cursor is not one that a page gave, the store does not answer, or a row is damaged.
+    pub async fn sandboxes(
+        &self,
+        project: &str,
+        live_only: bool,
+        limit: u32,
+        cursor: Option<&str>,
+    ) -> Result<Page<Sandbox>, Error> {
+        let query = if live_only {
+            "SELECT id, body FROM live_sandboxes WHERE project = ? AND (created_at_ms, id) < (?, ?)
+             ORDER BY created_at_ms DESC, id DESC LIMIT ?"
+        } else {
+            "SELECT id, body FROM sandboxes WHERE project = ? AND (created_at_ms, id) < (?, ?)
+             ORDER BY created_at_ms DESC, id DESC LIMIT ?"
+        };
+        let limit = limit.clamp(1, PAGE_MAX);
+        let after = cursor.map(Cursor::parse).transpose()?;
+        let rows: Vec<(String, String)> = sqlx::query_as(query)
+            .bind(project)
+            .bind(after.as_ref().map_or(i64::MAX, |after| integer(after.created_at_ms)))
+            .bind(after.as_ref().map_or("", |after| after.id.as_str()))
+            // One more than is shown tells whether there is a next page.
+            .bind(limit + 1)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(failed("list sandboxes"))?;
+        let mut items = rows.iter().map(|(id, body)| parse(id, body)).collect::<Result<Vec<Sandbox>, _>>()?;
+        let more = items.len() > limit as usize;
+        items.truncate(limit as usize);
+        let next = items.last().filter(|_| more).map(|last| Cursor::of(last).spell());
+        Ok(Page { items, next })
+    }
+
+    /// The live sandboxes of all projects.
+    ///
+    /// # Errors
+    /// The store does not answer, or a row is damaged.
+    pub async fn live(&self) -> Result<Vec<Sandbox>, Error> {
+        let rows: Vec<(String, String)> = sqlx::query_as("SELECT id, body FROM live_sandboxes")
+            .fetch_all(&self.readers)
+            .await
+            .map_err(failed("list live sandboxes"))?;
+        rows.iter().map(|(id, body)| parse(id, body)).collect()
+    }
+}
+
+impl Cursor {
+    fn of(sandbox: &Sandbox) -> Self {
+        Self { created_at_ms: sandbox.created_at_ms, id: sandbox.id.clone() }
+    }
+
+    fn spell(&self) -> String {
+        format!("{:x}-{}", self.created_at_ms, self.id)
+    }
+
+    fn parse(text: &str) -> Result<Self, Error> {
+        let (time, id) = text.split_once('-').ok_or(Error::Cursor)?;
+        let created_at_ms = u64::from_str_radix(time, 16).map_err(|_| Error::Cursor)?;
+        let cursor = Self { created_at_ms, id: id.parse().map_err(|_| Error::Cursor)? };
+        // A number can be written in several ways, and a page gives only one.
+        if cursor.spell() == text { Ok(cursor) } else { Err(Error::Cursor) }
+    }
+}

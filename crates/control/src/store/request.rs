@@ -1,0 +1,279 @@
+//! A sandbox's row from the request to the end: asked for once, inside the quota, and only ever moved forwards.
+
+use api::account::Quota;
+use api::sandbox::{EndReason, Sandbox, SandboxState};
+use sqlx::sqlite::SqliteConnection;
+
+use super::account::refused;
+use super::{Error, Lasting, Store, begin, body, failed, integer, parse};
+
+/// Rows removed in one transaction: few enough that nobody waits long behind it.
+const PRUNED_AT_ONCE: u32 = 1000;
+
+/// A request for a sandbox.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// What is to be made. Its state is `starting`, whatever it says.
+    pub sandbox: &'a Sandbox,
+    /// What its project may have.
+    pub quota: &'a Quota,
+    /// The caller's idempotency key, and the SHA-256 of what it asked for.
+    pub idempotency: Option<(&'a str, [u8; 32])>,
+}
+
+/// What became of a request. Either way the sandbox is in the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Requested {
+    /// It is written down, and whoever asked is to start it.
+    New(Sandbox),
+    /// The same request was made before; this is how its sandbox is doing.
+    Known(Sandbox),
+}
+
+impl Store {
+    /// Writes down that a sandbox was asked for, before anything of it is made.
+    ///
+    /// A key stays used as long as the sandbox's row is kept, except that a sandbox in which nothing ever ran
+    /// (`start_failed`, `interrupted`) gives it back.
+    ///
+    /// # Errors
+    /// The idempotency key was used for another request, the name or the quota is used up, or the project is not known.
+    pub async fn request(&self, ask: &Request<'_>) -> Result<Requested, Error> {
+        const ACT: &str = "take a request for a sandbox";
+        let project = &ask.sandbox.project;
+        let mut connection = self.connection(Lasting::Process, ACT).await?;
+        let mut transaction = begin(&mut connection, ACT).await?;
+        if let Some((key, hash)) = ask.idempotency {
+            let known: Option<(String, Vec<u8>, String)> = sqlx::query_as(
+                "SELECT id, request_hash, body FROM sandboxes WHERE project = ? AND idempotency_key = ?",
+            )
+            .bind(project)
+            .bind(key)
+            .fetch_optional(&mut *transaction)
+            .await
+            .map_err(failed(ACT))?;
+            if let Some((id, known, body)) = known {
+                return if known == hash {
+                    Ok(Requested::Known(parse(&id, &body)?))
+                } else {
+                    Err(Error::Conflict)
+                };
+            }
+        }
+        if let Some(name) = &ask.sandbox.name
+            && name_is_taken(&mut transaction, project, name.as_str()).await?
+        {
+            return Err(Error::NameTaken(name.to_string()));
+        }
+        fits(&mut transaction, ask).await?;
+        let sandbox = Sandbox {
+            state: SandboxState::Starting,
+            reason: None,
+            error: None,
+            ended_at_ms: None,
+            ..ask.sandbox.clone()
+        };
+        insert(&mut transaction, &sandbox, ask.idempotency).await?;
+        transaction.commit().await.map_err(failed(ACT))?;
+        Ok(Requested::New(sandbox))
+    }
+
+    /// Takes note of how a sandbox is doing: its state, why it ended, its idle time. What it was asked to be stays as it was
+    /// written down. False where nothing changed: it is not known, has ended, or is further on already.
+    ///
+    /// # Errors
+    /// The store does not answer, or the row is damaged.
+    pub async fn moved(&self, sandbox: &Sandbox) -> Result<bool, Error> {
+        const ACT: &str = "keep the state of a sandbox";
+        let id = sandbox.id.as_str();
+        let mut connection = self.connection(Lasting::Process, ACT).await?;
+        let mut transaction = begin(&mut connection, ACT).await?;
+        let known: Option<String> =
+            sqlx::query_scalar("SELECT body FROM live_sandboxes WHERE id = ? AND project = ?")
+                .bind(id)
+                .bind(&sandbox.project)
+                .fetch_optional(&mut *transaction)
+                .await
+                .map_err(failed(ACT))?;
+        let Some(known) = known else { return Ok(false) };
+        let known: Sandbox = parse(id, &known)?;
+        let Some(after) = next(&known, sandbox) else { return Ok(false) };
+        let never_ran = matches!(after.reason, Some(EndReason::StartFailed | EndReason::Interrupted))
+            && after.state.is_terminal();
+        let done = sqlx::query(
+            "UPDATE sandboxes SET state = ?, reason = ?, ended_at_ms = ?, body = ?,
+                 idempotency_key = iif(?, NULL, idempotency_key), request_hash = iif(?, NULL, request_hash)
+             WHERE id = ? AND state = ?",
+        )
+        .bind(after.state.name())
+        .bind(after.reason.map(EndReason::name))
+        .bind(ended_at_ms(&after))
+        .bind(body(id, &after)?)
+        .bind(never_ran)
+        .bind(never_ran)
+        .bind(id)
+        .bind(known.state.name())
+        .execute(&mut *transaction)
+        .await
+        .map_err(failed(ACT))?;
+        transaction.commit().await.map_err(failed(ACT))?;
+        Ok(done.rows_affected() > 0)
+    }
+
+    /// Takes in a sandbox that the node knows and the store does not, because the store was lost or put back from a copy. Neither
+    /// quota nor name can refuse what is already there: a project that is not known is made with the default quota, and a
+    /// name that another live sandbox has is left out. False where the sandbox is known.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn adopt(&self, sandbox: &Sandbox) -> Result<bool, Error> {
+        const ACT: &str = "take in a sandbox";
+        let mut connection = self.connection(Lasting::Process, ACT).await?;
+        let mut transaction = begin(&mut connection, ACT).await?;
+        let known: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sandboxes WHERE id = ?)")
+            .bind(sandbox.id.as_str())
+            .fetch_one(&mut *transaction)
+            .await
+            .map_err(failed(ACT))?;
+        if known {
+            return Ok(false);
+        }
+        sqlx::query(
+            "INSERT INTO projects (name, quota, created_at_ms) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        )
+        .bind(&sandbox.project)
+        .bind(body(&sandbox.project, &Quota::default())?)
+        .bind(integer(sandbox.created_at_ms))
+        .execute(&mut *transaction)
+        .await
+        .map_err(failed(ACT))?;
+        let mut sandbox = sandbox.clone();
+        if let Some(name) = &sandbox.name
+            && !sandbox.state.is_terminal()
+            && name_is_taken(&mut transaction, &sandbox.project, name.as_str()).await?
+        {
+            sandbox.name = None;
+        }
+        insert(&mut transaction, &sandbox, None).await?;
+        transaction.commit().await.map_err(failed(ACT))?;
+        Ok(true)
+    }
+
+    /// Forgets the sandboxes that ended before a time, and says how many.
+    ///
+    /// # Errors
+    /// The store does not answer; what was forgotten until then stays so.
+    pub async fn prune(&self, ended_before_ms: u64) -> Result<u64, Error> {
+        const ACT: &str = "forget old sandboxes";
+        let mut pruned = 0;
+        loop {
+            let mut connection = self.connection(Lasting::Process, ACT).await?;
+            let mut transaction = begin(&mut connection, ACT).await?;
+            let done = sqlx::query(
+                "DELETE FROM sandboxes WHERE id IN
+                     (SELECT id FROM sandboxes WHERE ended_at_ms IS NOT NULL AND ended_at_ms < ? LIMIT ?)",
+            )
+            .bind(integer(ended_before_ms))
+            .bind(PRUNED_AT_ONCE)
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed(ACT))?
+            .rows_affected();
+            transaction.commit().await.map_err(failed(ACT))?;
+            pruned += done;
+            if done < u64::from(PRUNED_AT_ONCE) {
+                return Ok(pruned);
+            }
+        }
+    }
+}
+
+/// What is to be written down after news of a sandbox that has not ended; nothing if the news is old or says nothing new.
+fn next(known: &Sandbox, news: &Sandbox) -> Option<Sandbox> {
+    if rank(news.state) < rank(known.state) {
+        return None;
+    }
+    let after = Sandbox {
+        state: news.state,
+        reason: news.reason,
+        error: news.error.clone(),
+        ended_at_ms: news.ended_at_ms,
+        idle_ms: news.idle_ms,
+        ..known.clone()
+    };
+    (after != *known).then_some(after)
+}
+
+fn rank(state: SandboxState) -> u8 {
+    match state {
+        SandboxState::Starting => 0,
+        SandboxState::Running => 1,
+        SandboxState::Stopping => 2,
+        SandboxState::Ended | SandboxState::Lost => 3,
+    }
+}
+
+/// The end that [`Store::prune`] goes by. Without one, an ended sandbox would be kept for good.
+fn ended_at_ms(sandbox: &Sandbox) -> Option<i64> {
+    sandbox.state.is_terminal().then(|| integer(sandbox.ended_at_ms.unwrap_or(sandbox.created_at_ms)))
+}
+
+async fn name_is_taken(connection: &mut SqliteConnection, project: &str, name: &str) -> Result<bool, Error> {
+    sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM live_sandboxes WHERE project = ? AND name = ?)")
+        .bind(project)
+        .bind(name)
+        .fetch_one(connection)
+        .await
+        .map_err(failed("look for a name"))
+}
+
+/// Refuses what would not fit into the quota beside what the project has.
+async fn fits(connection: &mut SqliteConnection, ask: &Request<'_>) -> Result<(), Error> {
+    let (count, memory_bytes, disk_bytes): (i64, i64, i64) = sqlx::query_as(
+        "SELECT count(*), coalesce(sum(memory_bytes), 0), coalesce(sum(disk_bytes), 0)
+         FROM live_sandboxes WHERE project = ?",
+    )
+    .bind(&ask.sandbox.project)
+    .fetch_one(connection)
+    .await
+    .map_err(failed("add up what a project has"))?;
+    let (limits, quota) = (&ask.sandbox.limits, ask.quota);
+    for (what, used, more, most) in [
+        ("sandboxes", count, 1, u64::from(quota.sandboxes)),
+        ("memory_bytes", memory_bytes, limits.memory_bytes, quota.memory_bytes),
+        ("disk_bytes", disk_bytes, limits.disk_bytes, quota.disk_bytes),
+    ] {
+        if used.unsigned_abs().saturating_add(more) > most {
+            return Err(Error::Quota { what, most });
+        }
+    }
+    Ok(())
+}
+
+async fn insert(
+    connection: &mut SqliteConnection,
+    sandbox: &Sandbox,
+    idempotency: Option<(&str, [u8; 32])>,
+) -> Result<(), Error> {
+    sqlx::query(
+        "INSERT INTO sandboxes (id, project, name, state, reason, created_at_ms, ended_at_ms, memory_bytes,
+             disk_bytes, idempotency_key, request_hash, body)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    )
+    .bind(sandbox.id.as_str())
+    .bind(&sandbox.project)
+    .bind(sandbox.name.as_ref().map(|name| name.as_str()))
+    .bind(sandbox.state.name())
+    .bind(sandbox.reason.map(EndReason::name))
+    .bind(integer(sandbox.created_at_ms))
+    .bind(ended_at_ms(sandbox))
+    .bind(integer(sandbox.limits.memory_bytes))
+    .bind(integer(sandbox.limits.disk_bytes))
+    .bind(idempotency.map(|(key, _)| key))
+    .bind(idempotency.as_ref().map(|(_, hash)| hash.as_slice()))
+    .bind(body(sandbox.id.as_str(), sandbox)?)
+    .execute(connection)
+    .await
+    .map_err(|error| refused(error, "write down a sandbox", &sandbox.project))?;
+    Ok(())
+}

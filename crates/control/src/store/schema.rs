@@ -1,0 +1,95 @@
+//! How a store comes to be, and whether a file is one.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
+use sqlx::sqlite::{SqliteConnection, SqliteJournalMode};
+use sqlx::{ConnectOptions, Connection, SqlSafeStr};
+
+use super::{Error, beside, failed, options};
+
+/// The newest schema this release knows.
+pub(super) const KNOWN: i64 = 1;
+/// How much newer a store may be: the release after this one may be taken back, the one after that may not.
+const NEWER_MAX: i64 = 1;
+const ACT: &str = "be made";
+
+/// Makes a store under another name and renames it when it is whole, so that a file by the store's own name always is one.
+pub(super) async fn create_if_missing(path: &Path) -> Result<(), Error> {
+    if path.try_exists().map_err(io_failed)? {
+        return Ok(());
+    }
+    if beside(path, "-wal").try_exists().map_err(io_failed)? {
+        return Err(Error::Damaged(format!("{} is gone, and its write-ahead log is there", path.display())));
+    }
+    let fresh = beside(path, ".new");
+    for leftover in [fresh.clone(), beside(&fresh, "-wal"), beside(&fresh, "-shm")] {
+        match fs::remove_file(leftover) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_failed(error)),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    // SQLite gives the files beside it the same mode. The hashes of keys are nobody else's business.
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh).map_err(io_failed)?;
+    let mut connection =
+        options(&fresh).journal_mode(SqliteJournalMode::Wal).connect().await.map_err(failed(ACT))?;
+    migrate(&mut connection).await?;
+    connection.close().await.map_err(failed(ACT))?;
+    file.sync_all().map_err(io_failed)?;
+    fs::rename(&fresh, path).map_err(io_failed)?;
+    let directory = path.parent().unwrap_or(Path::new("."));
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(io_failed)
+}
+
+/// Refuses a file that is damaged, is not ours, or is too new.
+pub(super) async fn check(connection: &mut SqliteConnection) -> Result<(), Error> {
+    let said: String = sqlx::query_scalar("PRAGMA quick_check(1)")
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(failed("be checked"))?;
+    if said != "ok" {
+        return Err(Error::Damaged(said));
+    }
+    let ours: i64 = sqlx::query_scalar("SELECT count(*) FROM sqlite_schema WHERE name = '_sqlx_migrations'")
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(failed("be checked"))?;
+    if ours == 0 {
+        return Err(Error::Damaged("the file has none of our tables".into()));
+    }
+    let found: i64 = sqlx::query_scalar("SELECT coalesce(max(version), 0) FROM _sqlx_migrations")
+        .fetch_one(connection)
+        .await
+        .map_err(failed("be checked"))?;
+    if found > KNOWN + NEWER_MAX {
+        return Err(Error::Newer { found, known: KNOWN });
+    }
+    Ok(())
+}
+
+/// Brings the schema to the newest this release knows. A newer one stays as it is.
+pub(super) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Error> {
+    let first = include_str!("../../migrations/1_accounts_and_sandboxes.sql");
+    let migrations = vec![Migration::new(
+        KNOWN,
+        "accounts and sandboxes".into(),
+        MigrationType::Simple,
+        first.into_sql_str(),
+        false,
+    )];
+    let mut migrator = Migrator::with_migrations(migrations);
+    migrator.set_ignore_missing(true);
+    let Err(error) = migrator.run_direct(None, connection, false).await else { return Ok(()) };
+    if let MigrateError::Execute(source) | MigrateError::ExecuteMigration(source, _) = error {
+        return Err(failed("be migrated")(source));
+    }
+    // What was applied is not what we know, or was applied by half.
+    Err(Error::Damaged(error.to_string()))
+}
+
+fn io_failed(error: io::Error) -> Error {
+    failed(ACT)(sqlx::Error::Io(error))
+}
