@@ -1,0 +1,72 @@
+//! What can go wrong between a caller and a server.
+
+use api::{ErrorCode, Layer, Ran, Retry};
+
+/// What went wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The server, or a check before it was asked, said no. Its code says to what: `not_found` and `sandbox_lost` where
+    /// the thing is gone.
+    #[error("{}", .0.message)]
+    Refused(api::Error),
+    /// No answer came, however often it was asked for.
+    #[error("the server at {url} does not answer: {why}")]
+    Unreachable {
+        /// The server.
+        url: String,
+        /// What the last try came to.
+        why: String,
+        /// Whether the request may have had its effect.
+        ran: Ran,
+    },
+    /// The server said something that the protocol does not allow.
+    #[error("the server at {url} broke the protocol: {what}")]
+    Protocol {
+        /// The server.
+        url: String,
+        /// What it said.
+        what: String,
+    },
+    /// What the client was given to work with cannot be used: an address, a key, a file of certificates.
+    #[error("{what}: {why}")]
+    Configuration {
+        /// Which thing.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl Error {
+    /// The same as it would travel: for whoever shows or passes on every error in one shape.
+    pub fn to_api(&self) -> api::Error {
+        let message = self.to_string();
+        let (code, layer, ran, retry, fix) = match self {
+            Self::Refused(error) => return error.clone(),
+            Self::Unreachable { url, ran, .. } => {
+                let retry = if *ran == Ran::No { Retry::Safe } else { Retry::Unknown };
+                let fix = format!(
+                    "See that the server runs, that {url} is its address and that nothing is in between."
+                );
+                (ErrorCode::Platform, Layer::Platform, *ran, retry, fix)
+            }
+            Self::Protocol { .. } => {
+                let fix = "Use a client and a server of the same version, and nothing between them that changes bytes.";
+                (ErrorCode::Protocol, Layer::Platform, Ran::Unknown, Retry::Unknown, fix.into())
+            }
+            Self::Configuration { what, .. } => {
+                let fix = format!("Correct it: {what}.");
+                (ErrorCode::InvalidRequest, Layer::UserCode, Ran::No, Retry::Useless, fix)
+            }
+        };
+        api::Error { code, message, layer, ran, retry, fix }
+    }
+
+    /// The name of what the server refused, if it did.
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Refused(error) => Some(error.code),
+            Self::Unreachable { .. } | Self::Protocol { .. } | Self::Configuration { .. } => None,
+        }
+    }
+}

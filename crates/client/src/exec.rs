@@ -1,0 +1,349 @@
+//! A reader of one exec: every byte once and in order, then its end.
+//!
+//! ```text
+//!            ┌──────── cut, silent, not ready ────────┐
+//!            ▼                                        │
+//! connect ──▶ read ── data, gap ──▶ the caller ── asks for more
+//!               └──── end ────────▶ the caller, then nothing more
+//! ```
+//!
+//! The exec lives in the sandbox, not in a connection. A reader that lost its connection asks for the rest from the
+//! offsets it has reached, and checks what it is told: every byte must follow the one before, and the end must agree with
+//! what was read. A stream that stops without an end was cut; it never counts as an end.
+
+use api::exec::{ExecEnd, ExecInfo, ExecSpec, OutputMode, Stream};
+use api::output::{NDJSON, OutputLine};
+use api::{ErrorCode, ExecId, Layer, Ran, Retry, SandboxId, limits};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use reqwest::Method;
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::execs::last_words;
+use crate::lines::{Broken, Lines};
+use crate::link::{Ask, Failure};
+use crate::patience::Attempts;
+
+/// In mode `block` the server is told what was taken each time so large a part of what is kept was read: early enough that
+/// the process need not wait, seldom enough that it costs nothing.
+const TELL_PARTS: u64 = 4;
+/// What is collected of one stream: the most that an exec can have kept.
+const COLLECTED_BYTES_MAX: u64 = limits::OUTPUT_BYTES_MAX;
+
+/// A reader of one exec.
+pub struct Exec {
+    client: Client,
+    sandbox: SandboxId,
+    id: ExecId,
+    info: Option<ExecInfo>,
+    /// What the caller has had of both streams.
+    position: [u64; 2],
+    taking: Option<Taking>,
+    follow: bool,
+    /// Without `follow`: whether all that is there now has come.
+    caught_up: bool,
+    lines: Option<Lines<OutputLine>>,
+    attempts: Attempts,
+    ended: bool,
+}
+
+/// What a reader gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Bytes of a stream.
+    Data {
+        /// Which stream.
+        stream: Stream,
+        /// The offset of the first.
+        offset: u64,
+        /// The bytes.
+        bytes: Bytes,
+    },
+    /// Bytes that were not kept.
+    Gap {
+        /// Which stream.
+        stream: Stream,
+        /// The first that is missing.
+        from: u64,
+        /// The first that is there again.
+        to: u64,
+    },
+    /// It has ended. Nothing comes after.
+    End(ExecEnd),
+}
+
+/// Everything an exec wrote that was kept, and how it ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collected {
+    /// Standard output; a gap leaves nothing.
+    pub stdout: Vec<u8>,
+    /// Standard error; a gap leaves nothing.
+    pub stderr: Vec<u8>,
+    /// How it ended.
+    pub end: ExecEnd,
+}
+
+/// The bytes for which a reader has told the server that they were taken.
+struct Taking {
+    told: [u64; 2],
+    every: u64,
+    /// Whether to tell it now, however little it is.
+    now: bool,
+}
+
+impl Exec {
+    pub(crate) fn attach(client: Client, sandbox: SandboxId, id: ExecId) -> Self {
+        let attempts = client.link.attempts();
+        Self {
+            client,
+            sandbox,
+            id,
+            info: None,
+            position: [0; 2],
+            taking: None,
+            follow: true,
+            caught_up: false,
+            lines: None,
+            attempts,
+            ended: false,
+        }
+    }
+
+    pub(crate) fn started(
+        client: Client,
+        sandbox: SandboxId,
+        info: ExecInfo,
+        lines: Lines<OutputLine>,
+    ) -> Self {
+        let attached = Self::attach(client, sandbox, info.id.clone());
+        Self { info: Some(info), lines: Some(lines), ..attached }
+    }
+
+    pub(crate) fn for_spec(self, spec: &ExecSpec) -> Self {
+        match spec.output {
+            OutputMode::Block => self.taking(spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES)),
+            OutputMode::Keep | OutputMode::Kill => self,
+        }
+    }
+
+    pub(crate) fn until_now(self) -> Self {
+        Self { follow: false, ..self }
+    }
+
+    /// Tells the server what was read, so that an exec in mode `block`, which keeps so many bytes, goes on. A reader that was
+    /// started with its exec does so by itself; one that was attached has to be told to, since bytes that one reader has
+    /// taken are gone for the others.
+    pub fn taking(self, output_bytes: u64) -> Self {
+        let taking = Taking { told: [0; 2], every: output_bytes / TELL_PARTS, now: false };
+        Self { taking: Some(taking), ..self }
+    }
+
+    /// Reads from these offsets on instead of from the first byte.
+    pub fn seek(&mut self, stdout: u64, stderr: u64) {
+        self.position = [stdout, stderr];
+        self.leave();
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &ExecId {
+        &self.id
+    }
+
+    /// How it was when this reader started it.
+    pub fn info(&self) -> Option<&ExecInfo> {
+        self.info.as_ref()
+    }
+
+    /// The offsets reached on standard output and standard error.
+    pub fn position(&self) -> (u64, u64) {
+        let [stdout, stderr] = self.position;
+        (stdout, stderr)
+    }
+
+    /// The next thing that happens; nothing after the end. Goes on over as many connections as it takes, and may be dropped
+    /// and asked again at any time. After an error, asking again goes on from the same place.
+    ///
+    /// # Errors
+    /// The exec or its sandbox is not known any more (`not_found`, `sandbox_lost`), the server does not answer, or what it
+    /// says cannot be true.
+    pub async fn next(&mut self) -> Result<Option<Event>, Error> {
+        while !self.ended {
+            self.tell().await?;
+            let client = self.client.clone();
+            let link = &client.link;
+            let heard = match &mut self.lines {
+                Some(lines) => lines.next(link.options.silence_max).await,
+                None => match link.open(&self.rest()).await {
+                    Ok(response) => {
+                        self.lines = Some(Lines::new(response));
+                        continue;
+                    }
+                    Err(failure) => {
+                        link.pause(&mut self.attempts, failure).await?;
+                        continue;
+                    }
+                },
+            };
+            let failure = match heard {
+                Ok(line) => {
+                    self.attempts.progress();
+                    match self.accept(line) {
+                        Ok(Some(event)) => return Ok(Some(event)),
+                        Ok(None) => continue,
+                        Err(failure) => failure,
+                    }
+                }
+                Err(Broken::Cut(_)) if self.caught_up => {
+                    self.ended = true;
+                    continue;
+                }
+                Err(Broken::Cut(why)) => link.cut(why),
+                Err(Broken::Nonsense(what)) => self.lie(what),
+            };
+            self.leave();
+            link.pause(&mut self.attempts, failure).await?;
+        }
+        Ok(None)
+    }
+
+    /// Reads to the end. Holds at most what an exec can have kept.
+    ///
+    /// # Errors
+    /// As [`Exec::next`]; `too_large` for an exec in mode `block` that wrote more than fits.
+    pub async fn collect(mut self) -> Result<Collected, Error> {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        loop {
+            match self.next().await? {
+                Some(Event::Data { stream: Stream::Stdout, bytes, .. }) => stdout.extend_from_slice(&bytes),
+                Some(Event::Data { stream: Stream::Stderr, bytes, .. }) => stderr.extend_from_slice(&bytes),
+                Some(Event::Gap { .. }) => {}
+                Some(Event::End(end)) => return Ok(Collected { stdout, stderr, end }),
+                None => return Err(self.client.link.protocol("the output ended without an end".into())),
+            }
+            if stdout.len().max(stderr.len()) as u64 > COLLECTED_BYTES_MAX {
+                return Err(Error::Refused(too_large(&self.id)));
+            }
+        }
+    }
+
+    /// The request for everything that was not read yet.
+    fn rest(&self) -> Ask {
+        let ([stdout, stderr], follow) = (self.position, self.follow);
+        let path = format!("{}/output?stdout={stdout}&stderr={stderr}&follow={follow}", self.path());
+        Ask::get(path).accept(NDJSON).within(self.client.link.options.silence_max)
+    }
+
+    /// Checks a line against what was read before.
+    fn accept(&mut self, line: OutputLine) -> Result<Option<Event>, Failure> {
+        self.caught_up = !self.follow && line == OutputLine::Heartbeat;
+        match line {
+            OutputLine::Started { .. } => Err(self.lie("the exec was said to be started once more".into())),
+            OutputLine::Heartbeat => {
+                // Nothing happens: perhaps because the process waits for us.
+                if let Some(taking) = &mut self.taking {
+                    taking.now = taking.told != self.position;
+                }
+                Ok(None)
+            }
+            OutputLine::Data { stream, offset, text, base64 } => {
+                let bytes = self.bytes(text, base64)?;
+                let at = *self.at(stream);
+                if offset != at {
+                    return Err(self.lie(format!("bytes of offset {offset} came at {at}")));
+                }
+                *self.at(stream) = at + bytes.len() as u64;
+                Ok(Some(Event::Data { stream, offset, bytes }))
+            }
+            OutputLine::Gap { stream, from, to } => {
+                let at = *self.at(stream);
+                if from != at || to <= from {
+                    return Err(self.lie(format!("a gap from {from} to {to} came at {at}")));
+                }
+                *self.at(stream) = to;
+                Ok(Some(Event::Gap { stream, from, to }))
+            }
+            OutputLine::End { end } => {
+                if [end.stdout_bytes, end.stderr_bytes] != self.position {
+                    let [stdout, stderr] = self.position;
+                    let (wrote, erred) = (end.stdout_bytes, end.stderr_bytes);
+                    return Err(self
+                        .lie(format!("the end says {wrote} and {erred} bytes, {stdout} and {stderr} came")));
+                }
+                self.ended = true;
+                self.lines = None;
+                Ok(Some(Event::End(end)))
+            }
+            OutputLine::Error { error } => Err(last_words(error)),
+        }
+    }
+
+    fn bytes(&self, text: Option<String>, base64: Option<String>) -> Result<Bytes, Failure> {
+        match (text, base64) {
+            (Some(text), None) => Ok(Bytes::from(text)),
+            (None, Some(base64)) => {
+                BASE64_STANDARD.decode(base64).map(Bytes::from).map_err(|error| self.lie(error.to_string()))
+            }
+            (Some(_), Some(_)) | (None, None) => {
+                Err(self.lie("data that is not either text or base64".into()))
+            }
+        }
+    }
+
+    /// Tells the server what was taken: everything that the caller had before it asked for more.
+    async fn tell(&mut self) -> Result<(), Error> {
+        let ([stdout, stderr], path) = (self.position, self.path());
+        let Some(taking) = &mut self.taking else { return Ok(()) };
+        let [told_stdout, told_stderr] = taking.told;
+        let most = stdout.saturating_sub(told_stdout).max(stderr.saturating_sub(told_stderr));
+        if most < taking.every.max(1) && !taking.now {
+            return Ok(());
+        }
+        let ask = Ask::new(Method::PUT, format!("{path}/read?stdout={stdout}&stderr={stderr}"));
+        match self.client.link.done(&ask).await {
+            Ok(()) => {}
+            // What is gone is told by the output, as an outcome or an error of its own.
+            Err(error) if matches!(error.code(), Some(ErrorCode::SandboxLost | ErrorCode::NotFound)) => {}
+            Err(error) => return Err(error),
+        }
+        *taking = Taking { told: [stdout, stderr], now: false, ..*taking };
+        Ok(())
+    }
+
+    fn path(&self) -> String {
+        format!("/v1/sandboxes/{}/execs/{}", self.sandbox, self.id)
+    }
+
+    fn at(&mut self, stream: Stream) -> &mut u64 {
+        let [stdout, stderr] = &mut self.position;
+        match stream {
+            Stream::Stdout => stdout,
+            Stream::Stderr => stderr,
+        }
+    }
+
+    /// Leaves the connection; the position stays. What was taken is told once more: the next server may not know.
+    fn leave(&mut self) {
+        self.lines = None;
+        self.caught_up = false;
+        if let Some(taking) = &mut self.taking {
+            taking.now = self.position != [0; 2];
+        }
+    }
+
+    fn lie(&self, what: String) -> Failure {
+        Failure { error: self.client.link.protocol(what), trouble: None, pause: None }
+    }
+}
+
+fn too_large(id: &ExecId) -> api::Error {
+    api::Error {
+        code: ErrorCode::TooLarge,
+        message: format!("exec {id} wrote more than {COLLECTED_BYTES_MAX} bytes to one stream"),
+        layer: Layer::UserCode,
+        ran: Ran::Yes,
+        retry: Retry::Useless,
+        fix: "Read it piece by piece, or have the middle dropped with the output mode `keep`.".into(),
+    }
+}

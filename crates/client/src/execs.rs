@@ -1,0 +1,144 @@
+//! What a client does with execs, other than reading one.
+
+use api::exec::{ExecInfo, ExecSpec, SignalRequest};
+use api::output::OutputLine;
+use api::server::Page;
+use api::{ExecId, SandboxId};
+use reqwest::Method;
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::exec::Exec;
+use crate::lines::{Broken, Lines};
+use crate::link::{Ask, Failure};
+use crate::patience::Trouble;
+use crate::stdin::Stdin;
+
+/// What the server says of a signal.
+#[derive(serde::Deserialize)]
+struct Signalled {
+    processes: u32,
+}
+
+impl Client {
+    /// Starts a command and reads it. However often it has to be asked, it is started once.
+    ///
+    /// # Errors
+    /// The command could not be started, or the sandbox is gone.
+    pub async fn exec(&self, sandbox: &SandboxId, spec: &ExecSpec) -> Result<Exec, Error> {
+        self.exec_at(format!("/v1/sandboxes/{sandbox}/execs"), sandbox, spec).await
+    }
+
+    /// As [`Client::exec`]; the server cancels the exec when the connection ends before it does. A reader that comes back
+    /// then reads `cancelled`.
+    ///
+    /// # Errors
+    /// As [`Client::exec`].
+    pub async fn exec_while_connected(&self, sandbox: &SandboxId, spec: &ExecSpec) -> Result<Exec, Error> {
+        let path = format!("/v1/sandboxes/{sandbox}/execs?cancel_on_disconnect=true");
+        self.exec_at(path, sandbox, spec).await
+    }
+
+    /// Starts a command and leaves it. However often it has to be asked, it is started once.
+    ///
+    /// # Errors
+    /// As [`Client::exec`].
+    pub async fn start(&self, sandbox: &SandboxId, spec: &ExecSpec) -> Result<ExecInfo, Error> {
+        spec.check().map_err(Error::Refused)?;
+        let path = format!("/v1/sandboxes/{sandbox}/execs");
+        self.link.call(&Ask::new(Method::POST, path).json(spec)?.once()?).await
+    }
+
+    /// The execs of a sandbox, ended ones included.
+    ///
+    /// # Errors
+    /// The sandbox is gone.
+    pub async fn execs(&self, sandbox: &SandboxId) -> Result<Vec<ExecInfo>, Error> {
+        let page: Page<ExecInfo> =
+            self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/execs"))).await?;
+        Ok(page.items)
+    }
+
+    /// How an exec is doing.
+    ///
+    /// # Errors
+    /// It is not known, or its sandbox is gone.
+    pub async fn exec_info(&self, sandbox: &SandboxId, exec: &ExecId) -> Result<ExecInfo, Error> {
+        self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/execs/{exec}"))).await
+    }
+
+    /// A reader of an exec that was started before, from the first byte to its end. Nothing is sent yet.
+    pub fn reader(&self, sandbox: &SandboxId, exec: &ExecId) -> Exec {
+        Exec::attach(self.clone(), sandbox.clone(), exec.clone())
+    }
+
+    /// A reader of what an exec has written so far: it does not wait for more.
+    pub fn reader_of_now(&self, sandbox: &SandboxId, exec: &ExecId) -> Exec {
+        self.reader(sandbox, exec).until_now()
+    }
+
+    /// A writer to an exec that was started with `stdin`, from the first byte on.
+    pub fn stdin(&self, sandbox: &SandboxId, exec: &ExecId) -> Stdin {
+        Stdin::new(self.clone(), sandbox.clone(), exec.clone())
+    }
+
+    /// Ends an exec: its outcome will be `cancelled`, unless it had ended before.
+    ///
+    /// # Errors
+    /// It is not known, or its sandbox is gone.
+    pub async fn cancel(&self, sandbox: &SandboxId, exec: &ExecId) -> Result<(), Error> {
+        self.link.done(&Ask::new(Method::DELETE, format!("/v1/sandboxes/{sandbox}/execs/{exec}"))).await
+    }
+
+    /// Sends a signal to all processes of an exec; says how many there were. A signal cannot be sent twice for safety: when
+    /// the connection breaks, the error says that it may have arrived.
+    ///
+    /// # Errors
+    /// The number is no signal, or the exec is not known.
+    pub async fn signal(&self, sandbox: &SandboxId, exec: &ExecId, signal: i32) -> Result<u32, Error> {
+        let path = format!("/v1/sandboxes/{sandbox}/execs/{exec}/signal");
+        let ask = Ask::new(Method::POST, path).json(&SignalRequest { signal })?;
+        let said: Signalled = self.link.call(&ask).await?;
+        Ok(said.processes)
+    }
+
+    async fn exec_at(&self, path: String, sandbox: &SandboxId, spec: &ExecSpec) -> Result<Exec, Error> {
+        spec.check().map_err(Error::Refused)?;
+        let ask = Ask::new(Method::POST, path).json(spec)?.once()?.accept(api::output::NDJSON);
+        let mut attempts = self.link.attempts();
+        loop {
+            match self.try_exec(&ask).await {
+                Ok((info, lines)) => {
+                    return Ok(Exec::started(self.clone(), sandbox.clone(), info, lines).for_spec(spec));
+                }
+                Err(failure) => self.link.pause(&mut attempts, failure).await?,
+            }
+        }
+    }
+
+    /// Asks once for a start and reads up to the line that says that it happened.
+    async fn try_exec(&self, ask: &Ask) -> Result<(ExecInfo, Lines<OutputLine>), Failure> {
+        let mut lines = Lines::new(self.link.open(ask).await?);
+        let fatal = |error| Failure { error, trouble: None, pause: None };
+        loop {
+            match lines.next(self.link.options.silence_max).await {
+                Ok(OutputLine::Started { exec }) => return Ok((exec, lines)),
+                Ok(OutputLine::Heartbeat) => {}
+                Ok(OutputLine::Error { error }) => return Err(last_words(error)),
+                Ok(OutputLine::Data { .. } | OutputLine::Gap { .. } | OutputLine::End { .. }) => {
+                    return Err(fatal(
+                        self.link.protocol("output of an exec that was not said to be started".into()),
+                    ));
+                }
+                Err(Broken::Cut(why)) => return Err(self.link.cut(why)),
+                Err(Broken::Nonsense(what)) => return Err(fatal(self.link.protocol(what))),
+            }
+        }
+    }
+}
+
+/// A stream that ended with an error: whether another may do better.
+pub(crate) fn last_words(error: api::Error) -> Failure {
+    let trouble = (error.retry == api::Retry::Safe).then_some(Trouble::Connection);
+    Failure { error: Error::Refused(error), trouble, pause: None }
+}

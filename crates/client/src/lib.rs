@@ -1,0 +1,49 @@
+//! The typed client of Belljar's public API.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), client::Error> {
+//! let client = client::Client::new("http://127.0.0.1:8700", "secret")?;
+//! let sandbox = client.create(&api::sandbox::CreateSandbox::default()).await?;
+//! let spec = api::exec::ExecSpec { argv: vec!["id".into()], ..Default::default() };
+//! let done = client.exec(&sandbox.id, &spec).await?.collect().await?;
+//! client.stop(&sandbox.id).await?;
+//! # let _ = done; Ok(()) }
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`Client`] | sandboxes: create, find, list, renew, stop |
+//! | `execs` | execs: start, list, signal, cancel |
+//! | `admin` | projects, keys, the node, the server's health |
+//! | [`Exec`] | a reader of one exec: every byte once, then its end |
+//! | [`Stdin`] | a writer to one exec |
+//! | [`Events`] | what happens to the project's sandboxes |
+//! | `link` | one request over as many connections as it takes |
+//! | `lines` | lines of JSON out of a body, bounded |
+//! | `patience` | how long and how often to ask again |
+//! | `tls` | whom to trust |
+//! | [`Error`] | what can go wrong, for whoever acts on it |
+//!
+//! Invariants: a request is sent again only where that changes nothing more; every wait, line and body is bounded; the
+//! output of an exec is an error until its end was said.
+
+#![forbid(unsafe_code)]
+
+mod admin;
+mod client;
+mod error;
+mod events;
+mod exec;
+mod execs;
+mod lines;
+mod link;
+mod patience;
+mod stdin;
+mod tls;
+
+pub use client::{Client, Options};
+pub use error::Error;
+pub use events::Events;
+pub use exec::{Collected, Event, Exec};
+pub use patience::{BUSY_WITHIN, CONNECTION_WITHIN, Patience};
+pub use stdin::Stdin;

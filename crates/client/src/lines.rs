@@ -1,0 +1,71 @@
+//! Lines of JSON out of a body that never ends.
+
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use api::output::LINE_BYTES_MAX;
+use bytes::{Buf as _, BytesMut};
+use reqwest::Response;
+use serde::de::DeserializeOwned;
+
+use crate::link;
+
+/// Reads one body line by line. Holds one line and what came with its end.
+pub(crate) struct Lines<T> {
+    response: Response,
+    buffer: BytesMut,
+    /// What of the buffer is known to hold no end of a line.
+    scanned: usize,
+    of: PhantomData<fn() -> T>,
+}
+
+/// Why there is no next line.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Broken {
+    /// The connection ended or fell silent, with a line or between two.
+    Cut(String),
+    /// What came is no line of this kind.
+    Nonsense(String),
+}
+
+impl<T: DeserializeOwned> Lines<T> {
+    pub fn new(response: Response) -> Self {
+        Self { response, buffer: BytesMut::new(), scanned: 0, of: PhantomData }
+    }
+
+    /// The next line, if one comes before `silence` is over. Can be dropped and asked again: nothing is lost.
+    pub async fn next(&mut self, silence: Duration) -> Result<T, Broken> {
+        loop {
+            if let Some(line) = self.line()? {
+                return serde_json::from_slice(&line)
+                    .map_err(|error| Broken::Nonsense(format!("a line that is none: {error}")));
+            }
+            match tokio::time::timeout(silence, self.response.chunk()).await {
+                Ok(Ok(Some(bytes))) => self.buffer.extend_from_slice(&bytes),
+                Ok(Ok(None)) => return Err(Broken::Cut("the answer ended before its last line".into())),
+                Ok(Err(error)) => return Err(Broken::Cut(link::root_cause(&error))),
+                Err(_) => return Err(Broken::Cut(format!("nothing came for {silence:?}"))),
+            }
+        }
+    }
+
+    /// Takes a whole line out of the buffer.
+    fn line(&mut self) -> Result<Option<BytesMut>, Broken> {
+        let fresh = self.buffer.get(self.scanned..).unwrap_or_default();
+        match fresh.iter().position(|byte| *byte == b'\n') {
+            Some(at) => {
+                let line = self.buffer.split_to(self.scanned + at);
+                self.buffer.advance(1);
+                self.scanned = 0;
+                Ok(Some(line))
+            }
+            None if self.buffer.len() > LINE_BYTES_MAX => {
+                Err(Broken::Nonsense(format!("a line of more than {LINE_BYTES_MAX} bytes")))
+            }
+            None => {
+                self.scanned = self.buffer.len();
+                Ok(None)
+            }
+        }
+    }
+}

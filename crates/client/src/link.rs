@@ -1,0 +1,315 @@
+//! One request over as many connections as it takes.
+//!
+//! A request is sent again when it failed before anything was sent, or when it can be repeated without a further effect:
+//! it asks or replaces, or carries an idempotency key. Everything else fails with `ran: unknown` once it was sent.
+
+use std::error::Error as StdError;
+use std::time::{Duration, Instant};
+
+use api::server::{API_VERSION, IDEMPOTENCY_HEADER, VERSION_HEADER};
+use api::{ErrorCode, Ran, Retry, limits};
+use bytes::{Bytes, BytesMut};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::{Method, Response, StatusCode, Url};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::client::Options;
+use crate::error::Error;
+use crate::patience::{Attempts, Trouble};
+use crate::tls;
+
+/// A connection is made within this or not at all: even around the world it takes a tenth.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// After so long without a byte, the operating system asks whether the other side is still there; at the third missing
+/// answer the connection counts as broken. The same 15 s that a stream may be silent.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 2;
+/// An error says what it has to say in less.
+const ERROR_BYTES_MAX: usize = 64 * 1024;
+/// What is shown of an answer that is not one of ours.
+const FOREIGN_SHOWN: usize = 200;
+
+/// A server, and how it is asked.
+pub(crate) struct Link {
+    http: reqwest::Client,
+    pub url: String,
+    pub options: Options,
+}
+
+/// A request.
+#[derive(Clone)]
+pub(crate) struct Ask {
+    method: Method,
+    path: String,
+    body: Bytes,
+    headers: HeaderMap,
+    within: Option<Duration>,
+    repeatable: bool,
+}
+
+/// A try that failed, and whether another may do better.
+pub(crate) struct Failure {
+    pub error: Error,
+    pub trouble: Option<Trouble>,
+    pub pause: Option<Duration>,
+}
+
+impl Ask {
+    pub fn new(method: Method, path: impl Into<String>) -> Self {
+        let repeatable = method != Method::POST;
+        let (path, body, headers) = (path.into(), Bytes::new(), HeaderMap::new());
+        Self { method, path, body, headers, within: None, repeatable }
+    }
+
+    pub fn get(path: impl Into<String>) -> Self {
+        Self::new(Method::GET, path)
+    }
+
+    pub fn json(mut self, body: &impl Serialize) -> Result<Self, Error> {
+        let body = serde_json::to_vec(body)
+            .map_err(|error| Error::Configuration { what: "the request".into(), why: error.to_string() })?;
+        self.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        Ok(Self { body: body.into(), ..self })
+    }
+
+    pub fn raw(self, body: Bytes) -> Self {
+        Self { body, ..self }
+    }
+
+    /// Marks it with a fresh key, under which the server does it once, however often it is sent.
+    pub fn once(mut self) -> Result<Self, Error> {
+        let wrong = |why: String| Error::Configuration { what: "an idempotency key".into(), why };
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(|error| wrong(error.to_string()))?;
+        let key = format!("{:032x}", u128::from_be_bytes(random));
+        let key = HeaderValue::from_str(&key).map_err(|error| wrong(error.to_string()))?;
+        self.headers.insert(IDEMPOTENCY_HEADER, key);
+        Ok(Self { repeatable: true, ..self })
+    }
+
+    pub fn accept(mut self, kind: &'static str) -> Self {
+        self.headers.insert(ACCEPT, HeaderValue::from_static(kind));
+        self
+    }
+
+    /// Waits so long for the answer, instead of as long as the options say.
+    pub fn within(self, within: Duration) -> Self {
+        Self { within: Some(within), ..self }
+    }
+}
+
+impl Link {
+    pub fn new(url: &str, secret: &str, options: Options) -> Result<Self, Error> {
+        let wrong = |why: &str| Error::Configuration {
+            what: format!("the server's address {url:?}"),
+            why: why.into(),
+        };
+        let parsed = Url::parse(url).map_err(|error| wrong(&error.to_string()))?;
+        let encrypted = match parsed.scheme() {
+            "https" => true,
+            "http" => false,
+            _ => return Err(wrong("it does not begin with http:// or https://")),
+        };
+        if parsed.query().is_some() || parsed.fragment().is_some() || !parsed.username().is_empty() {
+            return Err(wrong("it holds more than a host, a port and a path"));
+        }
+        let tls = tls::config(encrypted, options.ca_file.as_deref())?;
+        let http = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls)
+            .default_headers(headers(secret)?)
+            .http1_only()
+            // The key goes to the server that was named and to no other, and what is repeated is decided here.
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .connect_timeout(CONNECT_WITHIN)
+            .tcp_keepalive(KEEPALIVE)
+            .tcp_keepalive_interval(KEEPALIVE)
+            .tcp_keepalive_retries(KEEPALIVE_PROBES)
+            .build()
+            .map_err(|error| wrong(&root_cause(&error)))?;
+        Ok(Self { http, url: parsed.as_str().trim_end_matches('/').to_owned(), options })
+    }
+
+    /// Asks, and understands the answer.
+    pub async fn call<T: DeserializeOwned>(&self, ask: &Ask) -> Result<T, Error> {
+        let mut attempts = self.attempts();
+        loop {
+            match self.try_call(ask).await {
+                Ok(body) => {
+                    return serde_json::from_slice(&body).map_err(|error| {
+                        self.protocol(format!("an answer to {} that is none: {error}", ask.path))
+                    });
+                }
+                Err(failure) => self.pause(&mut attempts, failure).await?,
+            }
+        }
+    }
+
+    /// Asks for something that is answered by its being done.
+    pub async fn done(&self, ask: &Ask) -> Result<(), Error> {
+        let mut attempts = self.attempts();
+        loop {
+            match self.try_call(ask).await {
+                Ok(_) => return Ok(()),
+                Err(failure) => self.pause(&mut attempts, failure).await?,
+            }
+        }
+    }
+
+    /// Sends a request once; the answer is one of success, its body still to come.
+    pub async fn open(&self, ask: &Ask) -> Result<Response, Failure> {
+        let response = self.send(ask).await?;
+        if response.status().is_success() { Ok(response) } else { Err(self.refusal(ask, response).await) }
+    }
+
+    /// Sends a request once; the answer is whatever came.
+    pub async fn send(&self, ask: &Ask) -> Result<Response, Failure> {
+        let request = self
+            .http
+            .request(ask.method.clone(), format!("{}{}", self.url, ask.path))
+            .headers(ask.headers.clone())
+            .body(ask.body.clone());
+        match tokio::time::timeout(self.within(ask), request.send()).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => Err(self.lost(ask, &error)),
+            Err(_) => Err(self.silent(ask)),
+        }
+    }
+
+    /// Waits before the next try, or gives up with what the last one came to.
+    pub async fn pause(&self, attempts: &mut Attempts, failure: Failure) -> Result<(), Error> {
+        let Some(trouble) = failure.trouble else { return Err(failure.error) };
+        match attempts.after(trouble, failure.pause, Instant::now()) {
+            Some(pause) => tokio::time::sleep(pause).await,
+            None => return Err(failure.error),
+        }
+        Ok(())
+    }
+
+    pub fn attempts(&self) -> Attempts {
+        Attempts::new(self.options.patience)
+    }
+
+    /// A connection that broke after the answer began: what was asked for has begun, too.
+    pub fn cut(&self, why: String) -> Failure {
+        let error = Error::Unreachable { url: self.url.clone(), why, ran: Ran::Unknown };
+        Failure { error, trouble: Some(Trouble::Connection), pause: None }
+    }
+
+    pub fn protocol(&self, what: String) -> Error {
+        Error::Protocol { url: self.url.clone(), what }
+    }
+
+    /// Reads a body of at most so many bytes.
+    pub async fn body(&self, ask: &Ask, mut response: Response, most: usize) -> Result<BytesMut, Failure> {
+        let mut body = BytesMut::new();
+        let reading = async {
+            while let Some(bytes) = response.chunk().await.map_err(|error| self.lost(ask, &error))? {
+                if body.len() + bytes.len() > most {
+                    let error = self.protocol(format!("an answer to {} of more than {most} bytes", ask.path));
+                    return Err(Failure { error, trouble: None, pause: None });
+                }
+                body.extend_from_slice(&bytes);
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(self.within(ask), reading).await {
+            Ok(read) => read.map(|()| body),
+            Err(_) => Err(self.silent(ask)),
+        }
+    }
+
+    async fn try_call(&self, ask: &Ask) -> Result<BytesMut, Failure> {
+        let response = self.open(ask).await?;
+        self.body(ask, response, limits::BODY_BYTES_MAX).await
+    }
+
+    /// What an answer that is none of success means for another try.
+    async fn refusal(&self, ask: &Ask, response: Response) -> Failure {
+        let status = response.status();
+        let pause = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+        let pause = pause.and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+        let body = match self.body(ask, response, ERROR_BYTES_MAX).await {
+            Ok(body) => body,
+            Err(failure) => return failure,
+        };
+        match serde_json::from_slice::<api::Error>(&body) {
+            Ok(error) => Failure { trouble: refused(status, &error), error: Error::Refused(error), pause },
+            Err(_) => self.foreign(ask, status, &body, pause),
+        }
+    }
+
+    /// An answer of something between us and the server, or of another server.
+    fn foreign(&self, ask: &Ask, status: StatusCode, body: &[u8], pause: Option<Duration>) -> Failure {
+        let gateway = [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
+        if gateway.contains(&status) {
+            let failure = self.cut(format!("it answered {status}"));
+            return Failure { trouble: failure.trouble.filter(|_| ask.repeatable), pause, ..failure };
+        }
+        let shown: String = String::from_utf8_lossy(body).chars().take(FOREIGN_SHOWN).collect();
+        let error = self.protocol(format!("{status} to {} with {shown:?}", ask.path));
+        Failure { error, trouble: None, pause: None }
+    }
+
+    fn lost(&self, ask: &Ask, error: &reqwest::Error) -> Failure {
+        let ran = if error.is_connect() { Ran::No } else { Ran::Unknown };
+        let hopeless = error.is_builder() || is_distrust(error);
+        let repeat = !hopeless && (ask.repeatable || ran == Ran::No);
+        let error = Error::Unreachable { url: self.url.clone(), why: root_cause(error), ran };
+        Failure { error, trouble: repeat.then_some(Trouble::Connection), pause: None }
+    }
+
+    fn silent(&self, ask: &Ask) -> Failure {
+        let failure = self.cut(format!("nothing came for {:?}", self.within(ask)));
+        Failure { trouble: failure.trouble.filter(|_| ask.repeatable), ..failure }
+    }
+
+    fn within(&self, ask: &Ask) -> Duration {
+        ask.within.unwrap_or(self.options.answer_within)
+    }
+}
+
+/// What really happened, without the layers that only say that something did.
+pub(crate) fn root_cause(error: &reqwest::Error) -> String {
+    chain(error).last().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// Whether the server is not who it should be: asking again changes nothing.
+fn is_distrust(error: &reqwest::Error) -> bool {
+    chain(error).any(|cause| {
+        let wrapped = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        cause.is::<rustls::Error>() || wrapped.is_some_and(|wrapped| wrapped.is::<rustls::Error>())
+    })
+}
+
+fn chain<'a>(error: &'a reqwest::Error) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error as &(dyn StdError + 'static)), |error: &&'a (dyn StdError + 'static)| {
+        (*error).source()
+    })
+}
+
+/// Whether the server's no is one for now, and of which kind.
+fn refused(status: StatusCode, error: &api::Error) -> Option<Trouble> {
+    // A quota is waited for by whoever can free some of it.
+    if error.retry != Retry::Safe || error.code == ErrorCode::QuotaExceeded {
+        None
+    } else if matches!(error.code, ErrorCode::Capacity | ErrorCode::RateLimited) {
+        Some(Trouble::Busy)
+    } else if error.code == ErrorCode::StoreUnavailable || status == StatusCode::SERVICE_UNAVAILABLE {
+        Some(Trouble::Connection)
+    } else {
+        None
+    }
+}
+
+fn headers(secret: &str) -> Result<HeaderMap, Error> {
+    let mut key = HeaderValue::from_str(&format!("Bearer {}", secret.trim())).map_err(|_| {
+        Error::Configuration { what: "the key".into(), why: "it holds characters that no key has".into() }
+    })?;
+    key.set_sensitive(true);
+    let mut headers = HeaderMap::new();
+    headers.insert(AUTHORIZATION, key);
+    headers.insert(VERSION_HEADER, HeaderValue::from(API_VERSION));
+    Ok(headers)
+}

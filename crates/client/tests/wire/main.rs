@@ -1,0 +1,65 @@
+//! The client against servers that misbehave.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`server`] | a server that does exactly what it is told |
+//! | [`requests`] | what is asked again, what is not, and for how long |
+//! | [`reading`] | output over connections that break, lie and fall silent |
+
+// A test fails by panicking.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
+
+mod reading;
+mod requests;
+mod server;
+
+use std::time::Duration;
+
+use api::exec::{ExecEnd, ExecInfo, ExecSpec, Outcome};
+use api::{Error, ErrorCode, Layer, Ran, Retry};
+use client::{Client, Options, Patience};
+use server::Server;
+
+/// A client whose waits are short enough for a test.
+fn client(server: &Server) -> Client {
+    client_of(&server.url())
+}
+
+fn client_of(url: &str) -> Client {
+    let patience = Patience { connection: Duration::from_secs(1), busy: Duration::from_secs(1) };
+    let options = Options {
+        patience,
+        answer_within: Duration::from_secs(5),
+        silence_max: Duration::from_millis(200),
+        ..Options::default()
+    };
+    Client::with(url, "secret", options).unwrap()
+}
+
+fn spec() -> ExecSpec {
+    ExecSpec { argv: vec!["true".into()], ..ExecSpec::default() }
+}
+
+fn info() -> ExecInfo {
+    serde_json::from_value(serde_json::json!({
+        "id": "e1", "argv": "true", "outcome": null, "processes": 1, "stdout_bytes": 0, "stderr_bytes": 0, "duration_ms": 0,
+    }))
+    .unwrap()
+}
+
+fn end(stdout_bytes: u64, stderr_bytes: u64) -> ExecEnd {
+    ExecEnd {
+        outcome: Outcome::Exited { code: 0 },
+        stdout_bytes,
+        stdout_dropped: 0,
+        stderr_bytes,
+        stderr_dropped: 0,
+        duration_us: 5,
+        left_running: 0,
+        memory: None,
+    }
+}
+
+fn error(code: ErrorCode, retry: Retry) -> Error {
+    Error { code, message: "no".into(), layer: Layer::Platform, ran: Ran::No, retry, fix: "Wait.".into() }
+}
