@@ -27,7 +27,7 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// What removes it: this program, as the owner of what is left.
 const EMPTY: [&str; 2] = ["/.belljar/guest", "empty"];
 /// The group by which its processes are found: the first that no exec has.
-const HELPER_GROUP: u32 = *limits::EXEC_GROUPS.end() + 1;
+const TIDY_GROUP: u32 = *limits::EXEC_GROUPS.end() + 1;
 
 /// Users that are cleaned up after. An exec can be any of tens of thousands; most sandboxes have one.
 const OWNERS_MAX: usize = 16;
@@ -151,7 +151,7 @@ async fn run_as(owners: &[u32], argv: &[&str]) {
         ..ExecSpec::default()
     };
     // One that could not begin ends by itself, so nobody waits for what it says.
-    let launched = owners.iter().filter_map(|owner| launch(&spec(*owner), HELPER_GROUP, &[]).ok());
+    let launched = owners.iter().filter_map(|owner| launch(&spec(*owner), TIDY_GROUP, &[]).ok());
     let mut children: Vec<String> =
         launched.map(|child| format!("/proc/{}", child.pid.as_raw_nonzero())).collect();
     // Process 1 reaps them like all others; they are done when they are gone.
@@ -162,7 +162,7 @@ async fn run_as(owners: &[u32], argv: &[&str]) {
         }
         tokio::time::sleep(KILL_LOOK_EVERY).await;
     }
-    sweep::kill(Whom::Group(HELPER_GROUP)).await;
+    sweep::kill(Whom::Group(TIDY_GROUP)).await;
 }
 
 /// What such a child does: removes all that it may.
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_helper_that_is_stopped_is_ended_and_holds_up_nobody() {
+    fn who_tidies_and_is_stopped_is_ended_and_holds_up_nobody() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let began = std::time::Instant::now();
@@ -225,7 +225,7 @@ mod tests {
             }
             assert!(ticks > 10, "others were served {ticks} times meanwhile");
             assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-            assert!(sweep::find(Whom::Group(HELPER_GROUP)).is_empty());
+            assert!(sweep::find(Whom::Group(TIDY_GROUP)).is_empty());
         });
     }
 }
