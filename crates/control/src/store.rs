@@ -12,7 +12,7 @@
 //! node's journal keeps what happened until it can be written here.
 //!
 //! **What survives.** A killed server loses nothing that was answered. A power cut may lose the last changes of sandboxes, which
-//! it ends anyway; it loses no key and no project, see [`Lasting`].
+//! it ends anyway; it loses no key and no project.
 //!
 //! **What is damaged** is never taken for empty: a store is made whole under another name and then renamed, so a file without
 //! our tables, also an empty one, is [`Error::Damaged`], and so is a write-ahead log without its file.
@@ -34,8 +34,7 @@ use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
-    SqliteSynchronous,
+    SqliteConnectOptions, SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 use sqlx::{Connection, Sqlite, Transaction};
 
@@ -119,13 +118,15 @@ impl Store {
     pub async fn open(path: &Path) -> Result<Self, Error> {
         schema::create_if_missing(path).await?;
         let options = options(path);
-        let writer = pool(1)
-            .connect_with(options.clone().journal_mode(SqliteJournalMode::Wal))
-            .await
-            .map_err(failed("be opened"))?;
+        let writer = pool(1).connect_with(options.clone()).await.map_err(failed("be opened"))?;
         let store = Self { writer, readers: pool(READERS).connect_lazy_with(options.read_only(true)) };
         let mut connection = store.writer.acquire().await.map_err(failed("be opened"))?;
         schema::check(&mut connection).await?;
+        // Only now, because it writes. A copy that was made with SQLite's own tools may have another mode.
+        sqlx::query("PRAGMA journal_mode = WAL")
+            .execute(&mut *connection)
+            .await
+            .map_err(failed("be opened"))?;
         schema::migrate(&mut connection).await?;
         drop(connection);
         Ok(store)
@@ -176,6 +177,14 @@ fn pool(most: u32) -> SqlitePoolOptions {
         .idle_timeout(None)
         .max_lifetime(None)
         .test_before_acquire(false)
+        .after_release(|connection, _| {
+            Box::pin(async move {
+                // Where the disk is full, SQLite itself rolls a transaction back, and then the driver's own rollback fails: it
+                // takes the transaction for open and would refuse every later one. The ping waits for that rollback.
+                connection.ping().await?;
+                Ok(!connection.is_in_transaction())
+            })
+        })
 }
 
 fn options(path: &Path) -> SqliteConnectOptions {

@@ -100,7 +100,7 @@ impl Writer {
     }
 
     /// Writes a group and, after it, how many were missed until now. What cannot be written counts as missed.
-    fn write(&mut self, mut group: Vec<Entry>) {
+    pub fn write(&mut self, mut group: Vec<Entry>) {
         if let Some(last) = group.last() {
             self.at_ms = last.at_ms;
         }
@@ -140,6 +140,12 @@ impl Writer {
         self.link = link;
         self.unsynced.get_or_insert_with(Instant::now);
         Ok(())
+    }
+
+    /// For tests of what a disk does: another file in place of this one.
+    #[cfg(test)]
+    pub fn swap_file(&mut self, file: File) -> File {
+        std::mem::replace(&mut self.file, file)
     }
 
     fn sync(&mut self, now: bool) {

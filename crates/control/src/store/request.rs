@@ -34,7 +34,8 @@ impl Store {
     /// Writes down that a sandbox was asked for, before anything of it is made.
     ///
     /// A key stays used as long as the sandbox's row is kept, except that a sandbox in which nothing ever ran
-    /// (`start_failed`, `interrupted`) gives it back.
+    /// (`start_failed`, `interrupted`) gives it back. A caller that is dropped while it waits does not know whether the row is
+    /// there: whoever starts sandboxes does so in a task of its own, not in the request's.
     ///
     /// # Errors
     /// The idempotency key was used for another request, the name or the quota is used up, or the project is not known.

@@ -1,1 +1,83 @@
-//! The store against a real file.
+//! The store against a real file, one for each test.
+
+mod account;
+mod life;
+mod outage;
+mod page;
+mod request;
+
+use api::account::Quota;
+use api::sandbox::{CreateSandbox, EndReason, Sandbox, SandboxState};
+
+use super::{Error, Request, Requested, Store};
+
+/// A store in a directory of its own, with the project `p`.
+pub(crate) struct Place {
+    pub store: Store,
+    pub path: std::path::PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Place {
+    pub(crate) async fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("belljar.db");
+        let store = Store::open(&path).await.unwrap();
+        store.put_project("p", &Quota::default(), 1).await.unwrap();
+        Self { store, path, _directory: directory }
+    }
+
+    /// Asks for a sandbox of `p` with the default quota.
+    pub(crate) async fn ask(&self, sandbox: &Sandbox) -> Result<Requested, Error> {
+        ask(&self.store, sandbox, &Quota::default(), None).await
+    }
+
+    /// Runs a statement behind the store's back.
+    pub(crate) async fn meddle(&self, statement: &'static str) {
+        use sqlx::{ConnectOptions, Connection};
+        let mut connection = super::options(&self.path).connect().await.unwrap();
+        sqlx::query(statement).execute(&mut connection).await.unwrap();
+        connection.close().await.unwrap();
+    }
+}
+
+pub(crate) async fn ask(
+    store: &Store,
+    sandbox: &Sandbox,
+    quota: &Quota,
+    idempotency: Option<(&str, [u8; 32])>,
+) -> Result<Requested, Error> {
+    store.request(&Request { sandbox, quota, idempotency }).await
+}
+
+/// A sandbox of `p` that is to be made.
+pub(crate) fn sandbox(id: &str) -> Sandbox {
+    let request = CreateSandbox::default();
+    Sandbox {
+        id: id.parse().unwrap(),
+        name: None,
+        project: "p".into(),
+        template: request.template,
+        tier: request.tier,
+        limits: request.limits,
+        idle_ms: request.idle_ms,
+        labels: request.labels,
+        state: SandboxState::Starting,
+        reason: None,
+        error: None,
+        created_at_ms: 1,
+        ended_at_ms: None,
+    }
+}
+
+pub(crate) fn named(id: &str, name: &str) -> Sandbox {
+    Sandbox { name: Some(name.parse().unwrap()), ..sandbox(id) }
+}
+
+pub(crate) fn ended(sandbox: &Sandbox, reason: EndReason) -> Sandbox {
+    Sandbox { state: reason.state(), reason: Some(reason), ended_at_ms: Some(9), ..sandbox.clone() }
+}
+
+pub(crate) fn in_state(sandbox: &Sandbox, state: SandboxState) -> Sandbox {
+    Sandbox { state, ..sandbox.clone() }
+}
