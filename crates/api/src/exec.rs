@@ -153,6 +153,12 @@ pub struct ExecInfo {
     /// `duration_ms`, when to end it from outside.
     #[serde(default)]
     pub deadline_ms: Option<u64>,
+    /// How long its processes have between SIGTERM and SIGKILL when it is ended from outside.
+    #[serde(default)]
+    pub grace_ms: u64,
+    /// How long ago it ended, once it has.
+    #[serde(default)]
+    pub ended_ms_ago: Option<u64>,
 }
 
 /// The last thing a reader of an exec's output gets.

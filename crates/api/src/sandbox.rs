@@ -155,7 +155,7 @@ pub enum SandboxEvent {
     /// Its state is another one.
     Changed {
         /// The sandbox as it is now.
-        sandbox: Sandbox,
+        sandbox: Box<Sandbox>,
     },
     /// It will be stopped soon unless somebody calls.
     Expiring {

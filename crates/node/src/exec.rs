@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::exec::{ExecEnd, ExecInfo, ExecSpec, MemoryReport, Outcome, OutputMode, SignalRequest, Stream};
+use api::exec::{
+    ExecEnd, ExecInfo, ExecSpec, LostCause, MemoryReport, Outcome, OutputMode, SignalRequest, Stream,
+};
 use api::frame::{HEADER_BYTES, Header};
 use api::{ExecId, SandboxId, limits};
 use bytes::{Buf, Bytes, BytesMut};
@@ -95,10 +97,7 @@ pub struct Collected {
 impl Exec {
     /// Starts the command, or attaches to the exec that the same request started before.
     pub(crate) async fn start(home: Home, id: ExecId, spec: &ExecSpec) -> Result<Self, Error> {
-        spec.check().map_err(Error::Request)?;
-        let body = serde_json::to_vec(spec).map_err(|error| Error::Protocol(error.to_string()))?;
-        let ask = Ask { method: Method::PUT, path: format!("/execs/{id}"), body: body.into() };
-        let _: ExecInfo = home.link.call(&ask, ANSWER_WITHIN).await?;
+        launch(&home, &id, spec).await?;
         let grace = Duration::from_millis(spec.grace_ms.unwrap_or(limits::GRACE_MS));
         let started = Instant::now();
         Ok(Self {
@@ -160,7 +159,7 @@ impl Exec {
         let event = tokio::select! {
             event = self.follow() => event,
             () = &mut overdue => {
-                home.link.stopping();
+                home.link.stopping(LostCause::Stopped);
                 home.runtime.stop(&home.id, Duration::ZERO).await?;
                 Ok(Event::End(self.end_from_here(Outcome::Timeout)))
             }
@@ -238,6 +237,15 @@ impl Exec {
     pub async fn cancel(&self) -> Result<(), Error> {
         let ask = Ask { method: Method::DELETE, path: format!("/execs/{}", self.id), body: Bytes::new() };
         self.home.link.call(&ask, ANSWER_WITHIN).await
+    }
+
+    /// Tells the guest that everything below these offsets was taken: an exec in mode `block` goes on.
+    ///
+    /// # Errors
+    /// The exec is not known, or the sandbox has ended.
+    pub async fn take(&self, stdout: u64, stderr: u64) -> Result<(), Error> {
+        let path = format!("/execs/{}/read?stdout={stdout}&stderr={stderr}", self.id);
+        self.home.link.call(&Ask { method: Method::PUT, path, body: Bytes::new() }, ANSWER_WITHIN).await
     }
 
     /// Follows the output over as many connections as it takes.
@@ -329,9 +337,7 @@ impl Exec {
         if now_stdout - stdout < self.consume_every && now_stderr - stderr < self.consume_every {
             return Ok(());
         }
-        let path = format!("/execs/{}/read?stdout={now_stdout}&stderr={now_stderr}", self.id);
-        let ask = Ask { method: Method::PUT, path, body: Bytes::new() };
-        match self.home.link.call::<()>(&ask, ANSWER_WITHIN).await {
+        match self.take(now_stdout, now_stderr).await {
             // The end of the sandbox is told by the output, as an outcome.
             Ok(()) | Err(Error::Lost(_)) => {}
             Err(error) => return Err(error),
@@ -369,4 +375,12 @@ impl Exec {
             memory: None,
         }
     }
+}
+
+/// Starts a command, or finds the exec that the same request started before.
+pub(crate) async fn launch(home: &Home, id: &ExecId, spec: &ExecSpec) -> Result<ExecInfo, Error> {
+    spec.check().map_err(Error::Request)?;
+    let body = serde_json::to_vec(spec).map_err(|error| Error::Protocol(error.to_string()))?;
+    let ask = Ask { method: Method::PUT, path: format!("/execs/{id}"), body: body.into() };
+    home.link.call(&ask, ANSWER_WITHIN).await
 }

@@ -2,6 +2,12 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`live`] | all sandboxes of this machine: admitted, found, stopped, taken over from a server that is gone |
+//! | [`lifecycle`] | the life of one sandbox, as a pure function |
+//! | `driver`, `entry` | one task for each sandbox, and what everybody else sees of it |
+//! | [`journal`] | what this machine was asked to keep, written before it is made |
+//! | [`admission`] | whether there is room for one more |
+//! | [`clock`] | the clock that no one can set |
 //! | [`sandbox`] | one sandbox from start to stop, its posture checked before anything runs in it |
 //! | [`link`] | the host end of the channel: one connection after the other, requests that outlive them |
 //! | [`exec`] | one exec as seen from here: its output from any offset, its one outcome |
@@ -15,15 +21,24 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admission;
+pub mod clock;
+mod driver;
+mod entry;
 pub mod error;
 pub mod exec;
 pub mod guest;
+pub mod journal;
+pub mod lifecycle;
 pub mod link;
+pub mod live;
 pub mod machine;
 pub mod sandbox;
 pub mod template;
 
+pub use entry::Call;
 pub use error::Error;
 pub use exec::{Collected, Event, Exec};
+pub use live::{Node, Order};
 pub use machine::Machine;
 pub use sandbox::Sandbox;

@@ -48,7 +48,7 @@ type Sender = SendRequest<Either<Full<Bytes>, Streamed>>;
 /// The link to one guest. Dropping it leaves the sandbox alone.
 pub struct Link {
     state: watch::Receiver<State>,
-    stopping: Arc<watch::Sender<bool>>,
+    stopping: Arc<watch::Sender<Option<LostCause>>>,
     tasks: [tokio::task::JoinHandle<()>; 2],
 }
 
@@ -75,15 +75,15 @@ impl Link {
     pub fn new(runtime: Arc<dyn Runtime>, id: SandboxId) -> Self {
         let (sender, state) = watch::channel(State::Waiting);
         let sender = Arc::new(sender);
-        let stopping = Arc::new(watch::Sender::new(false));
+        let stopping = Arc::new(watch::Sender::new(None));
         let keep = tokio::spawn(keep(Arc::clone(&runtime), id.clone(), Arc::clone(&sender)));
         let mourn = tokio::spawn(mourn(runtime, id, sender, stopping.subscribe()));
         Self { state, stopping, tasks: [keep, mourn] }
     }
 
-    /// From now on the end of the sandbox is wanted.
-    pub fn stopping(&self) {
-        self.stopping.send_replace(true);
+    /// From now on the end of the sandbox is wanted, and this will have been its cause.
+    pub fn stopping(&self, cause: LostCause) {
+        self.stopping.send_replace(Some(cause));
     }
 
     /// Waits until the guest has dialled.
@@ -232,12 +232,13 @@ async fn mourn(
     runtime: Arc<dyn Runtime>,
     id: SandboxId,
     state: Arc<watch::Sender<State>>,
-    stopping: watch::Receiver<bool>,
+    stopping: watch::Receiver<Option<LostCause>>,
 ) {
     let exit = runtime.wait(&id).await;
     let struck = runtime.usage(&id).await.is_ok_and(|usage| usage.oom_kills > 0);
+    let wanted = *stopping.borrow();
     let cause = match exit {
-        _ if *stopping.borrow() => LostCause::Stopped,
+        _ if wanted.is_some() => wanted.unwrap_or(LostCause::Stopped),
         Ok(Exit::Exited(code)) if code == i32::from(GUEST_EXPIRED) => LostCause::Expired,
         _ if struck && runtime.tier() == runtime::Tier::UserKernel => LostCause::Oom,
         _ => LostCause::Died,

@@ -74,7 +74,8 @@ impl Machine {
         }
     }
 
-    /// Ends and removes every sandbox whose process died without doing so. Says which.
+    /// Ends and removes every sandbox whose process died without doing so. Says which. What a server keeps is left to
+    /// the next start of that server.
     ///
     /// # Errors
     /// What could not be removed.
@@ -82,7 +83,9 @@ impl Machine {
         let mut removed = Vec::new();
         for flavor in Self::flavors() {
             let Ok(runtime) = self.runtime(flavor.name) else { continue };
-            for listed in runtime.list().await?.into_iter().filter(|listed| !listed.owned) {
+            let kept = crate::journal::kept(&self.data)?;
+            let nobodys = |listed: &runtime::Listed| !listed.owned && !kept.contains(&listed.id);
+            for listed in runtime.list().await?.into_iter().filter(nobodys) {
                 runtime.stop(&listed.id, Duration::ZERO).await?;
                 removed.push(listed.id);
             }

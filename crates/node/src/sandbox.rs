@@ -74,6 +74,14 @@ impl Sandbox {
         Exec::start(self.home.clone(), id, spec).await
     }
 
+    /// Starts a command like [`Sandbox::exec`], for readers that come later.
+    ///
+    /// # Errors
+    /// As [`Sandbox::exec`].
+    pub(crate) async fn launch(&self, id: &ExecId, spec: &ExecSpec) -> Result<ExecInfo, Error> {
+        crate::exec::launch(&self.home, id, spec).await
+    }
+
     /// A reader of an exec that was started before.
     pub fn reader(&self, id: ExecId) -> Exec {
         Exec::attach(self.home.clone(), id)
@@ -106,7 +114,7 @@ impl Sandbox {
     /// # Errors
     /// What could not be removed.
     pub async fn stop(&self, grace: Duration) -> Result<(), Error> {
-        self.home.link.stopping();
+        self.home.link.stopping(LostCause::Stopped);
         Ok(self.home.runtime.stop(&self.home.id, grace).await?)
     }
 

@@ -33,8 +33,8 @@ use api::layer::LayerReport;
 use runtime::Runtime;
 
 pub use base::Base;
-pub use layers::tidy;
-pub use store::{Store, Template};
+pub use layers::{tidy, tree as layer_directory, using};
+pub use store::{Store, Template, apply};
 
 use crate::error::Error;
 use crate::machine::Machine;

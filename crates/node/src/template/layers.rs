@@ -24,6 +24,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Store, Template, failed, mounts};
 use crate::error::Error;
+use crate::journal;
 
 /// How a key is made. Another way to unpack gets another number, so that what the old way made is not taken for it.
 const LAYER_FORM: &str = "layer 1";
@@ -61,19 +62,7 @@ struct Record {
 impl Layers {
     /// Opens the layers for making some.
     pub(super) async fn open(data: &Path) -> Result<Self, Error> {
-        let path = data.join("layers");
-        directory(&path, WALKED)?;
-        let lock = File::open(&path).map_err(failed("open", &path))?;
-        let deadline = tokio::time::Instant::now() + LOCK_WITHIN;
-        while !try_lock(&lock, FlockOperation::NonBlockingLockShared, &path)? {
-            if tokio::time::Instant::now() > deadline {
-                return Err(Error::Deadline {
-                    what: "another command that removes layers",
-                    after: LOCK_WITHIN,
-                });
-            }
-            tokio::time::sleep(LOCK_EVERY).await;
-        }
+        let lock = using(data).await?;
         Ok(Self { data: data.to_owned(), _lock: lock })
     }
 
@@ -184,8 +173,27 @@ impl Making {
     }
 }
 
-/// Removes what dead commands left half-made, and layers that no template names. Layers go only while there is no
-/// sandbox at all, since a running one may be using them. Call it after the sandboxes of dead commands were removed.
+/// Keeps all layers from being removed as long as it is held.
+///
+/// # Errors
+/// Layers are being removed for longer than anybody waits, or the directory cannot be opened.
+pub async fn using(data: &Path) -> Result<File, Error> {
+    let path = data.join("layers");
+    directory(&path, WALKED)?;
+    let lock = File::open(&path).map_err(failed("open", &path))?;
+    let deadline = tokio::time::Instant::now() + LOCK_WITHIN;
+    while !try_lock(&lock, FlockOperation::NonBlockingLockShared, &path)? {
+        if tokio::time::Instant::now() > deadline {
+            return Err(Error::Deadline { what: "another command that removes layers", after: LOCK_WITHIN });
+        }
+        tokio::time::sleep(LOCK_EVERY).await;
+    }
+    Ok(lock)
+}
+
+/// Removes what dead commands left half-made, and layers that no template names and no sandbox uses. Which layers a
+/// server's sandboxes use is written down; a sandbox of a command may use any, so while there is one they all stay.
+/// Call it after the sandboxes of dead commands were removed.
 ///
 /// # Errors
 /// What could not be removed.
@@ -199,6 +207,9 @@ pub fn tidy(data: &Path) -> Result<(), Error> {
         return Ok(());
     }
     let sandboxes = names(&data.join("sandboxes"))?;
+    let kept = journal::kept(data)?;
+    let accounted = sandboxes.iter().all(|name| kept.iter().any(|id| id.as_str() == name));
+    let in_use = journal::layers_in_use(data)?.filter(|_| accounted);
     // While one template cannot be read, nobody knows what it names.
     let templates = Store::new(data).list().ok();
     let names_it =
@@ -209,7 +220,8 @@ pub fn tidy(data: &Path) -> Result<(), Error> {
             !sandboxes.iter().any(|sandbox| sandbox == id)
         });
         let unnamed = templates.as_deref().is_some_and(|templates| !names_it(&name, templates));
-        let unused = is_key(&name) && sandboxes.is_empty() && unnamed;
+        let idle = in_use.as_ref().is_some_and(|layers| !layers.contains(&name));
+        let unused = is_key(&name) && idle && unnamed;
         if left || unused {
             remove(&path.join(name))?;
         }
@@ -230,7 +242,7 @@ pub(super) fn is_key(text: &str) -> bool {
 }
 
 /// The directory of a layer's files.
-pub(super) fn tree(data: &Path, key: &str) -> PathBuf {
+pub fn tree(data: &Path, key: &str) -> PathBuf {
     data.join("layers").join(key).join("fs")
 }
 

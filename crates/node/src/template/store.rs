@@ -45,13 +45,19 @@ impl Template {
 
     /// What an exec is asked to do, with the template's variables and directory where it has none of its own.
     #[must_use]
-    pub fn apply(&self, mut spec: ExecSpec) -> ExecSpec {
-        for (name, value) in &self.env {
-            spec.env.entry(name.clone()).or_insert_with(|| value.clone());
-        }
-        spec.cwd = spec.cwd.or_else(|| self.cwd.clone());
-        spec
+    pub fn apply(&self, spec: ExecSpec) -> ExecSpec {
+        apply(&self.env, self.cwd.as_ref(), spec)
     }
+}
+
+/// What an exec is asked to do, with these variables and this directory where it has none of its own.
+#[must_use]
+pub fn apply(env: &BTreeMap<String, String>, cwd: Option<&String>, mut spec: ExecSpec) -> ExecSpec {
+    for (name, value) in env {
+        spec.env.entry(name.clone()).or_insert_with(|| value.clone());
+    }
+    spec.cwd = spec.cwd.or_else(|| cwd.cloned());
+    spec
 }
 
 impl Store {

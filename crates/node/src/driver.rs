@@ -1,0 +1,248 @@
+//! One task for each sandbox: it alone changes the sandbox's state, writes it down, and acts.
+//!
+//! Others send it a [`Word`] and look at what it publishes. What it decides is in [`crate::lifecycle`]; what it waits
+//! for is here: the start, the end of process 1, the time to live, and the idle time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::exec::LostCause;
+use api::sandbox::{EndReason, SandboxEvent};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::clock;
+use crate::entry::Entry;
+use crate::error::Error;
+use crate::lifecycle::{Act, Happening, Phase, next};
+use crate::live::Shared;
+use crate::sandbox::Sandbox;
+
+/// Between two tries to remove what could not be removed.
+const TEAR_DOWN_AGAIN: Duration = Duration::from_secs(1);
+/// The longest sleep: the machine may have slept meanwhile, which only another clock tells.
+const SLEEP_MAX: Duration = Duration::from_secs(10);
+/// People are warned this long before an idle sandbox is stopped, or a fifth of its idle time before.
+const WARN_MAX: Duration = Duration::from_secs(60);
+/// How long after its deadline and grace an exec may go on before its sandbox is ended from outside.
+pub(crate) const OVERDUE_MS: u64 = 2000;
+/// How long a start waits for its turn.
+const TURN_WITHIN: Duration = Duration::from_secs(120);
+
+/// What can be said to a driver.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Word {
+    /// The sandbox is to end.
+    End(EndReason),
+    /// The idle time is another one, or an exec with a deadline was started: look again when to wake.
+    Look,
+}
+
+/// Where a driver begins.
+pub(crate) enum Beginning {
+    /// The sandbox is to be made.
+    Start,
+    /// It runs, was made by a process that is gone, and is in our hand now.
+    Adopt,
+    /// What is left of it is to be removed.
+    End(EndReason),
+}
+
+/// The task of one sandbox.
+pub(crate) struct Driver {
+    pub shared: Arc<Shared>,
+    pub entry: Arc<Entry>,
+    pub inbox: mpsc::Receiver<Word>,
+}
+
+impl Driver {
+    /// Lives the sandbox's life, to its end.
+    pub async fn drive(mut self, beginning: Beginning) {
+        let mut phase = match beginning {
+            Beginning::Start => self.start().await,
+            Beginning::Adopt => Phase::Running,
+            Beginning::End(reason) => Phase::Stopping(reason),
+        };
+        if phase == Phase::Running {
+            self.publish(phase);
+            let happening = self.run().await;
+            phase = next(phase, happening).0;
+        }
+        // Written down before it is done, so that a next process goes on with it and knows why.
+        self.publish(phase);
+        while let Phase::Stopping(reason) = phase {
+            let happening = self.tear_down(reason).await;
+            let (after, act) = next(phase, happening);
+            match act {
+                Act::TearDownLater => tokio::time::sleep(TEAR_DOWN_AGAIN).await,
+                Act::Wait | Act::TearDown | Act::Finish => {}
+            }
+            phase = after;
+        }
+        self.entry.let_go();
+        self.publish(phase);
+    }
+
+    /// Makes the sandbox. Meanwhile a wish for its end is heard and remembered.
+    async fn start(&mut self) -> Phase {
+        let mut phase = Phase::Starting { asked: None };
+        let (shared, entry) = (Arc::clone(&self.shared), Arc::clone(&self.entry));
+        let mut started = tokio::spawn(async move {
+            let turn = tokio::time::timeout(TURN_WITHIN, shared.turns.acquire()).await;
+            let _turn = turn.map_err(|_| Error::Deadline { what: "a turn to start", after: TURN_WITHIN })?;
+            let (spec, runtime) = shared.order(&entry)?;
+            Sandbox::start(runtime, entry.id().clone(), &spec).await
+        });
+        let result = loop {
+            tokio::select! {
+                result = &mut started => break result,
+                Some(word) = self.inbox.recv() => {
+                    if let Word::End(reason) = word {
+                        phase = next(phase, Happening::Asked(reason)).0;
+                    }
+                }
+            }
+        };
+        let error = match result {
+            Ok(Ok(sandbox)) => {
+                self.entry.hold(Arc::new(sandbox));
+                return next(phase, Happening::Started).0;
+            }
+            Ok(Err(error)) => error,
+            Err(source) => Error::System { act: "start a sandbox".into(), source: source.into() },
+        };
+        self.entry.failed(error.to_api());
+        next(phase, Happening::StartFailed).0
+    }
+
+    /// Waits for what ends it.
+    async fn run(&mut self) -> Happening {
+        let Some(sandbox) = self.entry.sandbox() else { return Happening::Vanished(EndReason::Died) };
+        let mut warned = false;
+        loop {
+            let wake = self.wake(&mut warned);
+            tokio::select! {
+                cause = sandbox.ended() => return Happening::Vanished(self.why(cause)),
+                word = self.inbox.recv() => match word {
+                    Some(Word::End(reason)) => return Happening::Asked(reason),
+                    Some(Word::Look) => {}
+                    // The node is gone: so will this task be.
+                    None => std::future::pending().await,
+                },
+                () = tokio::time::sleep_until(wake) => {
+                    if let Some(reason) = self.look(&sandbox).await {
+                        return Happening::Asked(reason);
+                    }
+                }
+            }
+        }
+    }
+
+    /// When to look next, at the latest. Warns when an end is near.
+    fn wake(&self, warned: &mut bool) -> Instant {
+        let now = Instant::now();
+        let left = Duration::from_millis(self.entry.expires_boot_ms().saturating_sub(clock::boot_ms()));
+        let idle = self.entry.idle_left(now);
+        let near = WARN_MAX.min(self.entry.idle() / 5);
+        if idle > near {
+            *warned = false;
+        } else if !*warned {
+            *warned = true;
+            self.shared.say(SandboxEvent::Expiring {
+                sandbox: self.entry.id().clone(),
+                reason: EndReason::Idle,
+                in_ms: clock::millis(idle),
+            });
+        }
+        let to_warning = if *warned { idle } else { idle - near };
+        let overdue = self.entry.overdue().map_or(SLEEP_MAX, |at| at.saturating_duration_since(now));
+        now + left.min(to_warning).min(overdue).min(SLEEP_MAX)
+    }
+
+    /// Whether a limit wants the end now.
+    async fn look(&self, sandbox: &Sandbox) -> Option<EndReason> {
+        if clock::boot_ms() >= self.entry.expires_boot_ms() {
+            return Some(EndReason::Expired);
+        }
+        let now = Instant::now();
+        let overdue = self.entry.overdue().is_some_and(|at| at <= now);
+        if !overdue && !self.entry.idle_left(now).is_zero() {
+            return None;
+        }
+        let Ok(execs) = sandbox.execs().await else {
+            // The end of the sandbox is told elsewhere. A guest that does not answer cannot keep a deadline.
+            return overdue.then_some(EndReason::Overdue);
+        };
+        let mut due = None;
+        for exec in &execs {
+            if exec.outcome.is_none() {
+                self.entry.active(now);
+                let left = exec
+                    .deadline_ms
+                    .map(|deadline| (deadline + exec.grace_ms + OVERDUE_MS).saturating_sub(exec.duration_ms));
+                if left == Some(0) {
+                    return Some(EndReason::Overdue);
+                }
+                due = due.min(left).or(due).or(left);
+            } else if let Some(since) = exec.ended_ms_ago {
+                self.entry.active(now.checked_sub(Duration::from_millis(since)).unwrap_or(now));
+            }
+        }
+        self.entry.set_overdue(due.map(|left| now + Duration::from_millis(left)));
+        self.entry.idle_left(now).is_zero().then_some(EndReason::Idle)
+    }
+
+    /// Why a sandbox ended whose process 1 is gone.
+    fn why(&self, cause: LostCause) -> EndReason {
+        match cause {
+            // Who was not its parent cannot tell how it exited.
+            LostCause::Died | LostCause::Expired if clock::boot_ms() >= self.entry.expires_boot_ms() => {
+                EndReason::Expired
+            }
+            LostCause::Died => EndReason::Died,
+            LostCause::Expired => EndReason::Expired,
+            LostCause::Oom => EndReason::Oom,
+            LostCause::Stopped => EndReason::Stopped,
+        }
+    }
+
+    async fn tear_down(&self, reason: EndReason) -> Happening {
+        if let Some(sandbox) = self.entry.sandbox() {
+            sandbox.link().stopping(lost_by(reason));
+        }
+        let stopped = match self.shared.runtime_of(&self.entry) {
+            Ok(runtime) => runtime.stop(self.entry.id(), Duration::ZERO).await.map_err(Error::from),
+            Err(error) => Err(error),
+        };
+        match stopped {
+            Ok(()) => Happening::Gone,
+            Err(error) => {
+                tracing::warn!(sandbox = %self.entry.id(), error = crate::error::chain(&error), "not yet removed");
+                Happening::NotGone
+            }
+        }
+    }
+
+    /// Writes down where the sandbox is in its life, and tells everybody.
+    fn publish(&self, phase: Phase) {
+        self.entry.enter(phase, clock::wall_ms());
+        let record = self.entry.record();
+        if let Err(error) = self.shared.journal.save(&record) {
+            // What runs goes on, and its end is told from memory; after a restart it is found as it was.
+            tracing::error!(sandbox = %self.entry.id(), error = crate::error::chain(&error), "not written down");
+        }
+        self.shared.say(SandboxEvent::Changed { sandbox: Box::new(record.sandbox) });
+    }
+}
+
+/// What the readers of its execs are told.
+fn lost_by(reason: EndReason) -> LostCause {
+    match reason {
+        EndReason::Expired => LostCause::Expired,
+        EndReason::Oom => LostCause::Oom,
+        EndReason::Died | EndReason::HostReboot | EndReason::Interrupted | EndReason::StartFailed => {
+            LostCause::Died
+        }
+        EndReason::Stopped | EndReason::Idle | EndReason::Overdue => LostCause::Stopped,
+    }
+}

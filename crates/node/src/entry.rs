@@ -1,0 +1,233 @@
+//! One sandbox as everybody sees it: what is published of it, and who is using it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::exec::{ExecInfo, ExecSpec};
+use api::sandbox::{Sandbox as Shown, SandboxState};
+use api::{ExecId, SandboxId, limits};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::driver::Word;
+use crate::error::Error;
+use crate::exec::Exec;
+use crate::journal::Record;
+use crate::lifecycle::Phase;
+use crate::sandbox::Sandbox;
+
+/// One sandbox as everybody sees it.
+pub(crate) struct Entry {
+    id: SandboxId,
+    record: watch::Sender<Record>,
+    /// There while it runs.
+    sandbox: Mutex<Option<Arc<Sandbox>>>,
+    inbox: mpsc::Sender<Word>,
+    /// Calls in progress.
+    calls: AtomicU32,
+    uses: Mutex<Uses>,
+}
+
+/// When a sandbox was last used, and when it must be looked at.
+struct Uses {
+    active: Instant,
+    idle: Duration,
+    /// When the first exec with a deadline should have ended.
+    overdue: Option<Instant>,
+}
+
+/// A call in progress: as long as it is held, the sandbox is not idle.
+pub struct Call {
+    entry: Arc<Entry>,
+    sandbox: Arc<Sandbox>,
+}
+
+impl Entry {
+    pub fn new(record: Record, inbox: mpsc::Sender<Word>) -> Self {
+        let idle = Duration::from_millis(record.sandbox.idle_ms);
+        Self {
+            id: record.sandbox.id.clone(),
+            record: watch::Sender::new(record),
+            sandbox: Mutex::default(),
+            inbox,
+            calls: AtomicU32::new(0),
+            uses: Mutex::new(Uses { active: Instant::now(), idle, overdue: None }),
+        }
+    }
+
+    pub fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    /// What is written down of it.
+    pub fn record(&self) -> Record {
+        self.record.borrow().clone()
+    }
+
+    /// What is shown of it.
+    pub fn shown(&self) -> Shown {
+        self.record.borrow().sandbox.clone()
+    }
+
+    pub fn state(&self) -> SandboxState {
+        self.record.borrow().sandbox.state
+    }
+
+    pub fn expires_boot_ms(&self) -> u64 {
+        self.record.borrow().expires_boot_ms
+    }
+
+    /// Says something to its driver. A driver whose inbox is full has enough to do and will look at everything.
+    pub fn tell(&self, word: Word) {
+        let _ = self.inbox.try_send(word);
+    }
+
+    /// Says something that must be heard.
+    pub async fn insist(&self, word: Word) {
+        let _ = self.inbox.send(word).await;
+    }
+
+    /// Waits until its state is one of these.
+    pub async fn until(&self, wanted: impl Fn(SandboxState) -> bool) -> Shown {
+        let mut watch = self.record.subscribe();
+        match watch.wait_for(|record| wanted(record.sandbox.state)).await {
+            Ok(record) => record.sandbox.clone(),
+            // We hold the sender.
+            Err(_) => self.shown(),
+        }
+    }
+
+    pub fn enter(&self, phase: Phase, now_ms: u64) {
+        self.record.send_modify(|record| {
+            let sandbox = &mut record.sandbox;
+            sandbox.state = phase.state();
+            sandbox.reason = phase.reason();
+            if sandbox.state.is_terminal() {
+                sandbox.ended_at_ms = Some(now_ms);
+            }
+        });
+    }
+
+    pub fn failed(&self, error: api::Error) {
+        self.record.send_modify(|record| record.sandbox.error = Some(error));
+    }
+
+    pub fn hold(&self, sandbox: Arc<Sandbox>) {
+        *locked(&self.sandbox) = Some(sandbox);
+    }
+
+    pub fn let_go(&self) {
+        *locked(&self.sandbox) = None;
+    }
+
+    pub fn sandbox(&self) -> Option<Arc<Sandbox>> {
+        locked(&self.sandbox).clone()
+    }
+
+    pub fn idle(&self) -> Duration {
+        locked(&self.uses).idle
+    }
+
+    /// Gives it another idle time, counted from now.
+    pub fn renew(&self, idle: Duration) {
+        self.record.send_modify(|record| record.sandbox.idle_ms = crate::clock::millis(idle));
+        let mut uses = locked(&self.uses);
+        uses.idle = idle;
+        uses.active = Instant::now();
+    }
+
+    /// It was in use then.
+    pub fn active(&self, then: Instant) {
+        let mut uses = locked(&self.uses);
+        uses.active = uses.active.max(then);
+    }
+
+    /// How long until it is idle, as far as is known here.
+    pub fn idle_left(&self, now: Instant) -> Duration {
+        let uses = locked(&self.uses);
+        if self.calls.load(Ordering::Acquire) > 0 {
+            return uses.idle;
+        }
+        (uses.active + uses.idle).saturating_duration_since(now)
+    }
+
+    pub fn overdue(&self) -> Option<Instant> {
+        locked(&self.uses).overdue
+    }
+
+    pub fn set_overdue(&self, at: Option<Instant>) {
+        locked(&self.uses).overdue = at;
+    }
+
+    /// Begins a call.
+    pub fn call(self: &Arc<Self>) -> Result<Call, Error> {
+        let sandbox = self.sandbox().filter(|_| self.state() == SandboxState::Running);
+        let Some(sandbox) = sandbox else { return Err(not_running(&self.shown())) };
+        self.calls.fetch_add(1, Ordering::AcqRel);
+        Ok(Call { entry: Arc::clone(self), sandbox })
+    }
+}
+
+impl Call {
+    /// Starts a command under this id, with the template's variables and directory where it has none of its own. The
+    /// same call again starts nothing.
+    ///
+    /// # Errors
+    /// As [`Sandbox::exec`].
+    pub async fn exec(&self, id: &ExecId, spec: ExecSpec) -> Result<ExecInfo, Error> {
+        let record = self.entry.record();
+        let spec = crate::template::apply(&record.env, record.cwd.as_ref(), spec);
+        let info = self.sandbox.launch(id, &spec).await?;
+        if let Some(deadline) = spec.deadline_ms {
+            let whole = deadline + spec.grace_ms.unwrap_or(limits::GRACE_MS) + crate::driver::OVERDUE_MS;
+            let at = Instant::now() + Duration::from_millis(whole);
+            let soonest = self.entry.overdue().map_or(at, |known| known.min(at));
+            self.entry.set_overdue(Some(soonest));
+            self.entry.tell(Word::Look);
+        }
+        Ok(info)
+    }
+
+    /// A reader of an exec.
+    pub fn reader(&self, id: ExecId) -> Exec {
+        self.sandbox.reader(id)
+    }
+
+    /// All its execs.
+    ///
+    /// # Errors
+    /// As [`Sandbox::execs`].
+    pub async fn execs(&self) -> Result<Vec<ExecInfo>, Error> {
+        self.sandbox.execs().await
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.entry.active(Instant::now());
+        self.entry.calls.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The error for a call to a sandbox that does not run.
+fn not_running(shown: &Shown) -> Error {
+    let (code, ran, retry, fix) = match shown.state {
+        SandboxState::Starting => {
+            (api::ErrorCode::Conflict, api::Ran::No, api::Retry::Safe, "Ask again when it runs.")
+        }
+        SandboxState::Running | SandboxState::Stopping | SandboxState::Ended | SandboxState::Lost => (
+            api::ErrorCode::SandboxLost,
+            api::Ran::No,
+            api::Retry::Useless,
+            "Create a new sandbox; what ran in this one is gone.",
+        ),
+    };
+    let why = shown.reason.map(|reason| format!(" ({})", reason.name())).unwrap_or_default();
+    let message = format!("sandbox {} is {}{why}", shown.id, shown.state.name());
+    Error::Request(api::Error { code, message, layer: api::Layer::Sandbox, ran, retry, fix: fix.into() })
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,281 @@
+//! What this machine was asked to keep: one file for each sandbox, written before anything of it is made.
+//!
+//! ```text
+//! <data>/node/lock           held by the one server of this data directory
+//! <data>/node/<id>.json      a sandbox that was asked for and whose end nobody has taken note of yet
+//! ```
+//!
+//! A record is replaced as a whole. When the disk is too full for that, it is overwritten in place: it was made with room
+//! to spare, so that the end of a sandbox can always be written down.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use api::SandboxId;
+use api::sandbox::Sandbox;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// A record is longer than its text by at least this: a reason and an error's text fit in.
+const SPARE_BYTES: usize = 2048;
+/// Records are whole blocks of the file system.
+const BLOCK_BYTES: usize = 4096;
+
+/// What is written down of one sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The sandbox as it is shown.
+    pub sandbox: Sandbox,
+    /// The runtime it is made with.
+    pub runtime: String,
+    /// The keys of its layers; while this record is here, they are in use.
+    pub layers: Vec<String>,
+    /// The template's variables, as they were when it was made.
+    pub env: BTreeMap<String, String>,
+    /// The template's directory, likewise.
+    pub cwd: Option<String>,
+    /// The start of the machine in which it was made.
+    pub boot: String,
+    /// When its time to live is over, on the clock of that start.
+    pub expires_boot_ms: u64,
+}
+
+/// The records of one data directory.
+#[derive(Debug)]
+pub struct Journal {
+    directory: PathBuf,
+    _lock: File,
+}
+
+impl Journal {
+    /// Opens the journal for the one server that may write it.
+    ///
+    /// # Errors
+    /// Another server has it, or the directory cannot be written.
+    pub fn open(data: &Path) -> Result<Self, Error> {
+        let directory = data.join("node");
+        fs::create_dir_all(&directory).map_err(failed("make", &directory))?;
+        let path = directory.join("lock");
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed("open", &path))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { directory, _lock: lock }),
+            Err(fs::TryLockError::WouldBlock) => Err(Error::Request(api::Error {
+                code: api::ErrorCode::Conflict,
+                message: format!("another server uses {}", data.display()),
+                layer: api::Layer::Platform,
+                ran: api::Ran::No,
+                retry: api::Retry::Safe,
+                fix: "Stop it first, or give this one a data directory of its own with --data.".into(),
+            })),
+            Err(fs::TryLockError::Error(error)) => Err(failed("lock", &path)(error)),
+        }
+    }
+
+    /// All records, and the ids of those that cannot be understood.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn load(&self) -> Result<(Vec<Record>, Vec<SandboxId>), Error> {
+        let (mut records, mut damaged) = (Vec::new(), Vec::new());
+        for id in ids(&self.directory)? {
+            let path = self.path(&id);
+            let text = fs::read(&path).map_err(failed("read", &path))?;
+            match serde_json::from_slice::<Record>(&text) {
+                Ok(record) if record.sandbox.id == id => records.push(record),
+                Ok(_) | Err(_) => damaged.push(id),
+            }
+        }
+        Ok((records, damaged))
+    }
+
+    /// Writes a record, in one step.
+    ///
+    /// # Errors
+    /// What the file system said. A record that was there before is then as it was.
+    pub fn save(&self, record: &Record) -> Result<(), Error> {
+        let path = self.path(&record.sandbox.id);
+        let mut text = serde_json::to_vec(record).map_err(io::Error::from).map_err(failed("write", &path))?;
+        let whole = (text.len() + SPARE_BYTES).next_multiple_of(BLOCK_BYTES);
+        let fresh = self.directory.join(format!("{}.part", record.sandbox.id));
+        let length = text.len();
+        text.resize(whole, b' ');
+        let replaced = replace(&fresh, &path, &text);
+        match replaced {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                let _ = fs::remove_file(&fresh);
+                overwrite(&path, &mut text, length).map_err(failed("write", &path))
+            }
+            other => other.map_err(failed("write", &path)),
+        }
+    }
+
+    /// Forgets a sandbox. One that is not known is success.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub fn remove(&self, id: &SandboxId) -> Result<(), Error> {
+        let path = self.path(id);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other.map_err(failed("remove", &path)),
+        }
+    }
+
+    fn path(&self, id: &SandboxId) -> PathBuf {
+        self.directory.join(format!("{id}.json"))
+    }
+}
+
+/// The sandboxes that a server of this data directory keeps, whether or not it runs now.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn kept(data: &Path) -> Result<Vec<SandboxId>, Error> {
+    ids(&data.join("node"))
+}
+
+/// The layers that these sandboxes are made of, or nothing where a record cannot be understood.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn layers_in_use(data: &Path) -> Result<Option<Vec<String>>, Error> {
+    #[derive(Deserialize)]
+    struct Layers {
+        layers: Vec<String>,
+    }
+    let directory = data.join("node");
+    let mut layers = Vec::new();
+    for id in ids(&directory)? {
+        let Ok(text) = fs::read(directory.join(format!("{id}.json"))) else { continue };
+        let Ok(record) = serde_json::from_slice::<Layers>(&text) else { return Ok(None) };
+        layers.extend(record.layers);
+    }
+    Ok(Some(layers))
+}
+
+fn ids(directory: &Path) -> Result<Vec<SandboxId>, Error> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed("list", directory))?,
+    };
+    let mut ids = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(failed("list", directory))?.file_name();
+        ids.extend(name.to_str().and_then(|name| name.strip_suffix(".json")?.parse().ok()));
+    }
+    Ok(ids)
+}
+
+fn replace(fresh: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(fresh)?;
+    file.write_all(text)?;
+    fs::rename(fresh, path)
+}
+
+/// Writes over a record without asking for space. It must be there and large enough.
+fn overwrite(path: &Path, text: &mut Vec<u8>, length: usize) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    let room = usize::try_from(file.metadata()?.len()).unwrap_or(0);
+    if length > room {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    text.resize(room, b' ');
+    file.write_all_at(text, 0)
+}
+
+fn failed<'a>(act: &'a str, path: &'a Path) -> impl FnOnce(io::Error) -> Error + use<'a> {
+    move |source| Error::System { act: format!("{act} {}", path.display()), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::sandbox::{EndReason, SandboxState};
+
+    pub fn record(id: &str) -> Record {
+        let request = api::sandbox::CreateSandbox::default();
+        Record {
+            sandbox: Sandbox {
+                id: id.parse().unwrap(),
+                name: None,
+                project: "p".into(),
+                template: request.template,
+                tier: request.tier,
+                limits: request.limits,
+                idle_ms: request.idle_ms,
+                labels: request.labels,
+                state: SandboxState::Starting,
+                reason: None,
+                error: None,
+                created_at_ms: 1,
+                ended_at_ms: None,
+            },
+            runtime: "sim".into(),
+            layers: vec!["a".repeat(64)],
+            env: BTreeMap::new(),
+            cwd: None,
+            boot: "b".into(),
+            expires_boot_ms: 5,
+        }
+    }
+
+    #[test]
+    fn records_are_kept_by_id_and_damaged_ones_are_named() {
+        let data = tempfile::tempdir().unwrap();
+        let journal = Journal::open(data.path()).unwrap();
+        journal.save(&record("a")).unwrap();
+        journal.save(&record("b")).unwrap();
+        fs::write(data.path().join("node/c.json"), "{").unwrap();
+        fs::write(data.path().join("node/d.json.part"), "{").unwrap();
+        let (records, damaged) = journal.load().unwrap();
+        assert_eq!(records.len(), 2);
+        assert_eq!(damaged, ["c".parse().unwrap()]);
+        assert_eq!(
+            layers_in_use(data.path()).unwrap(),
+            None,
+            "who cannot read everything cannot say what is free"
+        );
+        journal.remove(&"c".parse().unwrap()).unwrap();
+        journal.remove(&"c".parse().unwrap()).unwrap();
+        assert_eq!(layers_in_use(data.path()).unwrap().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_data_directory_has_one_server() {
+        // L-06
+        let data = tempfile::tempdir().unwrap();
+        let first = Journal::open(data.path()).unwrap();
+        let second = Journal::open(data.path()).unwrap_err().to_api();
+        assert_eq!(second.code, api::ErrorCode::Conflict);
+        drop(first);
+        Journal::open(data.path()).unwrap();
+    }
+
+    #[test]
+    fn an_end_fits_into_the_record_that_is_there() {
+        let data = tempfile::tempdir().unwrap();
+        let journal = Journal::open(data.path()).unwrap();
+        let mut record = record("a");
+        journal.save(&record).unwrap();
+        let path = journal.path(&record.sandbox.id);
+        let before = fs::metadata(&path).unwrap().len();
+        record.sandbox.state = SandboxState::Lost;
+        record.sandbox.reason = Some(EndReason::Died);
+        record.sandbox.ended_at_ms = Some(u64::MAX);
+        let mut text = serde_json::to_vec(&record).unwrap();
+        let length = text.len();
+        overwrite(&path, &mut text, length).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), before);
+        assert_eq!(journal.load().unwrap().0, [record]);
+    }
+}

@@ -1,0 +1,463 @@
+//! The sandboxes that live on this machine: admitted, found, stopped, and taken over from a server that is gone.
+//!
+//! ```text
+//! what is written down      what is there          what is done
+//! starting                  anything               removed: nothing ran in it yet       lost, interrupted
+//! running                   alive                  taken over, with all its execs
+//! running                   dead or gone           removed                              lost, died or host_reboot
+//! stopping                  anything               removed                              the reason written down
+//! nothing                   nobody's               removed
+//! ```
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::SandboxId;
+use api::limits::Limits;
+use api::sandbox::{CreateSandbox, EndReason, Sandbox as Shown, SandboxEvent, SandboxState, Tier, Usage};
+use api::server::NodeStatus;
+use runtime::{Profile, Runtime, Spec};
+use tokio::sync::{Semaphore, broadcast, mpsc};
+use tokio::time::Instant;
+
+use crate::admission::{self, Bounds, Room};
+use crate::clock;
+use crate::driver::{Beginning, Driver, Word};
+use crate::entry::{Call, Entry};
+use crate::error::Error;
+use crate::journal::{Journal, Record};
+use crate::machine::{self, Machine};
+use crate::sandbox::Sandbox;
+use crate::template;
+
+/// Words waiting for a driver that is busy with a start or a stop.
+const INBOX: usize = 16;
+/// Events that a slow reader may be behind.
+const EVENTS: usize = 4096;
+/// Sandboxes being started at once. More would not be faster, only later all together.
+const STARTS_AT_ONCE: usize = 8;
+
+/// This machine as a place where sandboxes live. Cheap to clone.
+#[derive(Clone)]
+pub struct Node {
+    shared: Arc<Shared>,
+}
+
+/// Who asks for a sandbox, and for what.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The project it will belong to.
+    pub project: String,
+    /// What was asked for.
+    pub request: CreateSandbox,
+}
+
+type Entries = HashMap<SandboxId, Arc<Entry>>;
+
+/// What all drivers share.
+pub(crate) struct Shared {
+    pub journal: Journal,
+    /// Turns to start.
+    pub turns: Semaphore,
+    data: PathBuf,
+    guest: PathBuf,
+    /// The weakest wall first.
+    runtimes: Vec<Arc<dyn Runtime>>,
+    bounds: Bounds,
+    draining: AtomicBool,
+    entries: Mutex<Entries>,
+    events: broadcast::Sender<SandboxEvent>,
+    boot: String,
+}
+
+impl Node {
+    /// Opens this machine: takes over what a server before this one left running, and removes what it left half-done.
+    ///
+    /// # Errors
+    /// Another server has it, or what is written down cannot be read.
+    pub async fn open(
+        machine: &Machine,
+        runtimes: Vec<Arc<dyn Runtime>>,
+        bounds: Bounds,
+    ) -> Result<Self, Error> {
+        let boot =
+            clock::boot_id().map_err(|source| Error::System { act: "read the boot id".into(), source })?;
+        let shared = Arc::new(Shared {
+            journal: Journal::open(machine.data())?,
+            turns: Semaphore::new(STARTS_AT_ONCE),
+            data: machine.data().to_owned(),
+            guest: machine.guest().to_owned(),
+            runtimes,
+            bounds,
+            draining: AtomicBool::new(false),
+            entries: Mutex::default(),
+            events: broadcast::Sender::new(EVENTS),
+            boot,
+        });
+        let node = Self { shared };
+        node.recover().await?;
+        Ok(node)
+    }
+
+    /// Makes a sandbox and waits until it runs. An id that is known already is waited for in the same way.
+    ///
+    /// # Errors
+    /// There is no room, the template or the tier is not there, or the start failed: then nothing is left of it.
+    pub async fn create(&self, id: &SandboxId, order: &Order) -> Result<Shown, Error> {
+        let entry = match self.entry(id) {
+            Some(entry) => entry,
+            None => {
+                // Until the record is written, the template's layers are kept by this lock, and then by the record.
+                let _using = template::using(&self.shared.data).await?;
+                self.admit(id, order)?
+            }
+        };
+        let shown = entry.until(|state| state != SandboxState::Starting).await;
+        if shown.state == SandboxState::Running {
+            return Ok(shown);
+        }
+        Err(match entry.until(SandboxState::is_terminal).await.error {
+            Some(error) => Error::Request(error),
+            None => Error::Lost(api::exec::LostCause::Stopped),
+        })
+    }
+
+    /// How a sandbox is doing.
+    pub fn find(&self, id: &SandboxId) -> Option<Shown> {
+        self.entry(id).map(|entry| entry.shown())
+    }
+
+    /// All sandboxes: those that live, and those that ended and are not forgotten yet.
+    pub fn list(&self) -> Vec<Shown> {
+        self.shared.entries().values().map(|entry| entry.shown()).collect()
+    }
+
+    /// Begins a call to a sandbox, which is not idle as long as the call is held.
+    ///
+    /// # Errors
+    /// It is not known, or does not run.
+    pub fn call(&self, id: &SandboxId) -> Result<Call, Error> {
+        self.known(id)?.call()
+    }
+
+    /// Gives a sandbox another idle time, counted from now.
+    ///
+    /// # Errors
+    /// It is not known, or does not run.
+    pub fn renew(&self, id: &SandboxId, idle: Duration) -> Result<Shown, Error> {
+        let entry = self.known(id)?;
+        let _call = entry.call()?;
+        entry.renew(idle);
+        self.shared.journal.save(&entry.record())?;
+        entry.tell(Word::Look);
+        Ok(entry.shown())
+    }
+
+    /// Ends a sandbox and waits until nothing of it is left. One that is not known is nothing.
+    pub async fn stop(&self, id: &SandboxId, reason: EndReason) -> Option<Shown> {
+        let entry = self.entry(id)?;
+        if !entry.state().is_terminal() {
+            entry.insist(Word::End(reason)).await;
+        }
+        Some(entry.until(SandboxState::is_terminal).await)
+    }
+
+    /// Forgets a sandbox that has ended: somebody else has taken note of it.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub fn forget(&self, id: &SandboxId) -> Result<(), Error> {
+        let Some(entry) = self.entry(id).filter(|entry| entry.state().is_terminal()) else { return Ok(()) };
+        self.shared.journal.remove(id)?;
+        self.shared.entries().remove(entry.id());
+        Ok(())
+    }
+
+    /// What a sandbox uses now. Looking is not a call: it keeps nothing from being idle.
+    ///
+    /// # Errors
+    /// It is not known, or does not run.
+    pub async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
+        let entry = self.known(id)?;
+        let Some(sandbox) = entry.sandbox() else { return entry.call().map(|_| Usage::default()) };
+        let used = sandbox.usage().await?;
+        let execs = sandbox.execs().await?;
+        Ok(Usage {
+            memory_bytes: used.memory_bytes,
+            memory_peak_bytes: used.memory_peak_bytes,
+            pids: used.pids,
+            cpu_us: used.cpu_us,
+            execs: u32::try_from(execs.iter().filter(|exec| exec.outcome.is_none()).count())
+                .unwrap_or(u32::MAX),
+        })
+    }
+
+    /// What happens from now on.
+    pub fn events(&self) -> broadcast::Receiver<SandboxEvent> {
+        self.shared.events.subscribe()
+    }
+
+    /// Refuses new sandboxes from now on, or takes them again.
+    pub fn drain(&self, draining: bool) {
+        self.shared.draining.store(draining, Ordering::Release);
+    }
+
+    /// How this machine is doing.
+    pub fn status(&self) -> NodeStatus {
+        let room = self.shared.room(&self.shared.entries());
+        NodeStatus {
+            draining: self.shared.draining.load(Ordering::Acquire),
+            sandboxes: room.live,
+            sandboxes_max: self.shared.bounds.sandboxes_max,
+            memory_free_bytes: room.memory_free_bytes,
+            disk_free_bytes: room.disk_free_bytes,
+            runtimes: self.shared.runtimes.iter().map(|one| one.name().to_owned()).collect(),
+        }
+    }
+
+    /// Starts a sandbox without a template, sees that code runs in it sealed, and ends it.
+    ///
+    /// # Errors
+    /// What did not work.
+    pub async fn probe(&self) -> Result<(), Error> {
+        let runtime = self.shared.runtimes.first().cloned().ok_or_else(no_runtime)?;
+        let layers = vec![template::empty(&self.shared.data).await?];
+        let limits = Limits { disk_bytes: Limits::MIN.disk_bytes, ttl_ms: 60_000, ..Limits::default() };
+        let spec = Spec { layers, limits, profile: Profile::Run, guest: self.shared.guest.clone() };
+        let sandbox = Sandbox::start(runtime, machine::fresh_id()?, &spec).await?;
+        sandbox.stop(Duration::ZERO).await
+    }
+
+    /// Removes layers that no template names and no sandbox uses.
+    ///
+    /// # Errors
+    /// What could not be removed.
+    pub async fn tidy(&self) -> Result<(), Error> {
+        let data = self.shared.data.clone();
+        tokio::task::spawn_blocking(move || template::tidy(&data))
+            .await
+            .map_err(|source| Error::System { act: "remove layers".into(), source: source.into() })?
+    }
+
+    fn entry(&self, id: &SandboxId) -> Option<Arc<Entry>> {
+        self.shared.entries().get(id).cloned()
+    }
+
+    fn known(&self, id: &SandboxId) -> Result<Arc<Entry>, Error> {
+        self.entry(id).ok_or_else(|| Error::Runtime(runtime::Error::NotFound(id.clone())))
+    }
+
+    /// Decides, writes down, and only then begins.
+    fn admit(&self, id: &SandboxId, order: &Order) -> Result<Arc<Entry>, Error> {
+        let shared = &self.shared;
+        let request = &order.request;
+        request.check().map_err(Error::Request)?;
+        let runtime = shared.at_least(request.tier)?.name().to_owned();
+        let template = template::Store::new(&shared.data).load(&request.template)?;
+        let mut entries = shared.entries();
+        if let Some(entry) = entries.get(id) {
+            return Ok(Arc::clone(entry));
+        }
+        if shared.draining.load(Ordering::Acquire) {
+            return Err(no_room("one more sandbox", "this machine is being emptied".into()));
+        }
+        admission::admit(&shared.bounds, &shared.room(&entries), &request.limits)
+            .map_err(|(what, why)| no_room(what, why))?;
+        let record = Record {
+            sandbox: Shown {
+                id: id.clone(),
+                name: request.name.clone(),
+                project: order.project.clone(),
+                template: request.template.clone(),
+                tier: request.tier,
+                limits: request.limits,
+                idle_ms: request.idle_ms,
+                labels: request.labels.clone(),
+                state: SandboxState::Starting,
+                reason: None,
+                error: None,
+                created_at_ms: clock::wall_ms(),
+                ended_at_ms: None,
+            },
+            runtime,
+            layers: template.layers,
+            env: template.env,
+            cwd: template.cwd,
+            boot: shared.boot.clone(),
+            expires_boot_ms: clock::boot_ms() + request.limits.ttl_ms,
+        };
+        shared.journal.save(&record)?;
+        let shown = record.sandbox.clone();
+        let entry = self.begin(record, Beginning::Start, &mut entries);
+        drop(entries);
+        shared.say(SandboxEvent::Changed { sandbox: Box::new(shown) });
+        Ok(entry)
+    }
+
+    fn begin(&self, record: Record, beginning: Beginning, entries: &mut Entries) -> Arc<Entry> {
+        let (tell, inbox) = mpsc::channel(INBOX);
+        let entry = Arc::new(Entry::new(record, tell));
+        self.drive(&entry, inbox, beginning, entries);
+        entry
+    }
+
+    fn drive(
+        &self,
+        entry: &Arc<Entry>,
+        inbox: mpsc::Receiver<Word>,
+        beginning: Beginning,
+        entries: &mut Entries,
+    ) {
+        entries.insert(entry.id().clone(), Arc::clone(entry));
+        let driver = Driver { shared: Arc::clone(&self.shared), entry: Arc::clone(entry), inbox };
+        tokio::spawn(driver.drive(beginning));
+    }
+
+    /// Takes a sandbox over from a process that is gone. What its execs are due is asked at once.
+    fn adopt(&self, record: Record, runtime: Arc<dyn Runtime>, entries: &mut Entries) {
+        let (tell, inbox) = mpsc::channel(INBOX);
+        let entry = Arc::new(Entry::new(record, tell));
+        let memory_bytes = entry.shown().limits.memory_bytes;
+        entry.hold(Arc::new(Sandbox::attach(runtime, entry.id().clone(), memory_bytes)));
+        entry.set_overdue(Some(Instant::now()));
+        self.drive(&entry, inbox, Beginning::Adopt, entries);
+    }
+
+    async fn recover(&self) -> Result<(), Error> {
+        let shared = &self.shared;
+        let mut there = HashMap::new();
+        for runtime in &shared.runtimes {
+            for listed in runtime.list().await? {
+                there.insert(listed.id.clone(), (Arc::clone(runtime), listed));
+            }
+        }
+        let (records, damaged) = shared.journal.load()?;
+        for id in damaged {
+            tracing::error!(sandbox = %id, "its record cannot be understood; what is left of it is removed");
+            shared.journal.remove(&id)?;
+        }
+        let mut entries = shared.entries();
+        for record in records {
+            let found = there.remove(&record.sandbox.id);
+            let living = found.filter(|(_, listed)| listed.alive && record.boot == shared.boot);
+            let beginning = match (record.sandbox.state, record.sandbox.reason) {
+                (SandboxState::Ended | SandboxState::Lost, _) => None,
+                (SandboxState::Running, _) if living.is_some() => Some(Beginning::Adopt),
+                (SandboxState::Stopping, Some(reason)) => Some(Beginning::End(reason)),
+                (SandboxState::Starting, _) => Some(Beginning::End(EndReason::Interrupted)),
+                (SandboxState::Running | SandboxState::Stopping, _) => {
+                    Some(Beginning::End(shared.absent(&record)))
+                }
+            };
+            match (beginning, living) {
+                (Some(Beginning::Adopt), Some((runtime, _))) => self.adopt(record, runtime, &mut entries),
+                (Some(beginning), _) => drop(self.begin(record, beginning, &mut entries)),
+                (None, _) => self.remember(record, &mut entries),
+            }
+        }
+        drop(entries);
+        for (id, (runtime, listed)) in there {
+            if !listed.owned {
+                tracing::warn!(sandbox = %id, "nobody's; removed");
+                tokio::spawn(async move { runtime.stop(&id, Duration::ZERO).await });
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps what ended until somebody has taken note.
+    fn remember(&self, record: Record, entries: &mut Entries) {
+        let (tell, _) = mpsc::channel(INBOX);
+        let entry = Entry::new(record, tell);
+        entries.insert(entry.id().clone(), Arc::new(entry));
+    }
+}
+
+impl Shared {
+    /// Tells everybody who listens.
+    pub fn say(&self, event: SandboxEvent) {
+        // Nobody may be listening.
+        let _ = self.events.send(event);
+    }
+
+    /// What the runtime is to make, and which one.
+    pub fn order(&self, entry: &Entry) -> Result<(Spec, Arc<dyn Runtime>), Error> {
+        let record = entry.record();
+        let layers = record.layers.iter().map(|key| template::layer_directory(&self.data, key)).collect();
+        let (limits, guest) = (record.sandbox.limits, self.guest.clone());
+        let spec = Spec { layers, limits, profile: Profile::Run, guest };
+        Ok((spec, self.runtime_of(entry)?))
+    }
+
+    /// The runtime that a sandbox is made with.
+    pub fn runtime_of(&self, entry: &Entry) -> Result<Arc<dyn Runtime>, Error> {
+        let name = entry.record().runtime;
+        let known = self.runtimes.iter().find(|one| one.name() == name);
+        known.cloned().ok_or_else(|| {
+            let why = format!("{name}, with which it was made, is not installed any more; install it");
+            Error::Runtime(runtime::Error::Unsupported { what: "the end of a sandbox", why })
+        })
+    }
+
+    /// The first runtime whose wall is at least as strong. Never a weaker one.
+    fn at_least(&self, tier: Tier) -> Result<&Arc<dyn Runtime>, Error> {
+        let wanted = match tier {
+            Tier::Container => runtime::Tier::Container,
+            Tier::UserKernel => runtime::Tier::UserKernel,
+        };
+        self.runtimes.iter().find(|one| one.tier() >= wanted).ok_or_else(no_runtime)
+    }
+
+    fn room(&self, entries: &Entries) -> Room {
+        let mut room = Room {
+            memory_free_bytes: admission::memory_free_bytes(),
+            disk_free_bytes: admission::disk_free_bytes(&self.data),
+            ..Room::default()
+        };
+        for entry in entries.values() {
+            let state = entry.state();
+            if !state.is_terminal() {
+                room.live += 1;
+            }
+            if state == SandboxState::Starting {
+                room.starting += 1;
+                room.starting_disk_bytes += entry.shown().limits.disk_bytes;
+            }
+        }
+        room
+    }
+
+    /// Why a sandbox is not there that should be.
+    fn absent(&self, record: &Record) -> EndReason {
+        if record.boot != self.boot {
+            EndReason::HostReboot
+        } else if clock::boot_ms() >= record.expires_boot_ms {
+            EndReason::Expired
+        } else {
+            EndReason::Died
+        }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn no_room(what: &'static str, why: String) -> Error {
+    Error::Runtime(runtime::Error::Capacity { what, why })
+}
+
+fn no_runtime() -> Error {
+    Error::Request(api::Error {
+        code: api::ErrorCode::TierUnavailable,
+        message: "no runtime of this machine is as strong as was asked for".into(),
+        layer: api::Layer::Platform,
+        ran: api::Ran::No,
+        retry: api::Retry::Useless,
+        fix: "Install `runsc` (gVisor) on the machine and restart the server, or ask for a weaker tier."
+            .into(),
+    })
+}

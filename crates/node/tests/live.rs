@@ -1,0 +1,344 @@
+//! The sandboxes of one machine, on the simulated runtime: admission, leases, crashes, recovery.
+
+// A test fails by panicking.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::exec::{ExecSpec, Outcome};
+use api::limits::Limits;
+use api::sandbox::{CreateSandbox, EndReason, SandboxEvent, SandboxState, Tier};
+use api::{ErrorCode, ExecId, SandboxId};
+use node::admission::Bounds;
+use node::template::{Store, Template};
+use node::{Machine, Node, Order};
+use runtime::sim::Sim;
+use runtime::{Exit, Runtime};
+use tempfile::TempDir;
+
+/// Longer than anything here takes, in time that passes by itself or is skipped.
+const WITHIN: Duration = Duration::from_secs(30);
+
+struct Place {
+    sim: Sim,
+    machine: Machine,
+    _data: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let data = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(data.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
+        let machine = Machine::open(data.path()).unwrap();
+        let template = Template {
+            name: "base".into(),
+            layers: vec!["a".repeat(64)],
+            env: BTreeMap::new(),
+            cwd: None,
+            built_at: 0,
+        };
+        std::fs::create_dir_all(template.layer_directories(data.path())[0].as_path()).unwrap();
+        Store::new(data.path()).save(&template).unwrap();
+        Self { sim: Sim::new(), machine, _data: data }
+    }
+
+    async fn node(&self) -> Node {
+        self.node_with(Bounds { disk_reserve_bytes: 0, ..Bounds::default() }).await
+    }
+
+    async fn node_with(&self, bounds: Bounds) -> Node {
+        let runtime: Arc<dyn Runtime> = Arc::new(self.sim.clone());
+        Node::open(&self.machine, vec![runtime], bounds).await.unwrap()
+    }
+
+    /// Kills the server: what it was doing stops half-way, its connections are cut, and its lock is nobody's. Its tasks
+    /// are still there, since the simulated guests live on the same executor, but nobody answers them any more.
+    fn kill(&mut self, node: Node) {
+        self.sim = self.sim.restart();
+        drop(node);
+        std::fs::remove_file(self.machine.data().join("node/lock")).unwrap();
+    }
+}
+
+fn order() -> Order {
+    Order { project: "p".into(), request: request() }
+}
+
+fn request() -> CreateSandbox {
+    let limits = Limits { disk_bytes: Limits::MIN.disk_bytes, ..Limits::default() };
+    CreateSandbox { limits, ..CreateSandbox::default() }
+}
+
+fn id(text: &str) -> SandboxId {
+    text.parse().unwrap()
+}
+
+fn exec(argv: &[&str]) -> ExecSpec {
+    ExecSpec { argv: argv.iter().map(|word| (*word).to_owned()).collect(), ..ExecSpec::default() }
+}
+
+fn exec_id() -> ExecId {
+    "e1".parse().unwrap()
+}
+
+async fn ended(node: &Node, id: &SandboxId) -> (SandboxState, Option<EndReason>) {
+    tokio::time::timeout(WITHIN, async {
+        loop {
+            let shown = node.find(id).unwrap();
+            if shown.state.is_terminal() {
+                return (shown.state, shown.reason);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn a_sandbox_is_made_used_stopped_and_forgotten() {
+    let place = Place::new();
+    let node = place.node().await;
+    let shown = node.create(&id("a"), &order()).await.unwrap();
+    assert_eq!((shown.state, shown.project.as_str()), (SandboxState::Running, "p"));
+    let call = node.call(&id("a")).unwrap();
+    call.exec(&exec_id(), exec(&["echo", "hello"])).await.unwrap();
+    let done = call.reader(exec_id()).collect().await.unwrap();
+    assert_eq!((done.stdout, done.end.outcome), (b"hello\n".to_vec(), Outcome::Exited { code: 0 }));
+    drop(call);
+    let shown = node.stop(&id("a"), EndReason::Stopped).await.unwrap();
+    assert_eq!((shown.state, shown.reason), (SandboxState::Ended, Some(EndReason::Stopped)));
+    assert_eq!(place.sim.list().await.unwrap(), []);
+    // Scenario 38: again, and of nothing.
+    assert_eq!(node.stop(&id("a"), EndReason::Idle).await.unwrap().reason, Some(EndReason::Stopped));
+    assert!(node.stop(&id("b"), EndReason::Stopped).await.is_none());
+    let refused = node.call(&id("a")).err().unwrap().to_api();
+    assert_eq!(refused.code, ErrorCode::SandboxLost);
+    assert!(refused.message.contains("stopped"), "{}", refused.message);
+    node.forget(&id("a")).unwrap();
+    assert!(node.find(&id("a")).is_none());
+    // Scenario 39: the same id at once.
+    node.create(&id("a"), &order()).await.unwrap();
+}
+
+#[tokio::test]
+async fn whoever_finds_no_room_leaves_nothing() {
+    // Scenario 44
+    let place = Place::new();
+    let node =
+        place.node_with(Bounds { sandboxes_max: 50, disk_reserve_bytes: 0, ..Bounds::default() }).await;
+    let creates = (0..200).map(|number| {
+        let node = node.clone();
+        tokio::spawn(async move { node.create(&id(&format!("s{number}")), &order()).await })
+    });
+    let mut made = 0;
+    for create in creates.collect::<Vec<_>>() {
+        match create.await.unwrap() {
+            Ok(_) => made += 1,
+            Err(error) => assert_eq!(error.to_api().code, ErrorCode::Capacity),
+        }
+    }
+    assert_eq!((made, node.list().len(), place.sim.list().await.unwrap().len()), (50, 50, 50));
+}
+
+#[tokio::test]
+async fn a_start_that_fails_leaves_its_reason_and_nothing_else() {
+    // Scenario 37
+    let place = Place::new();
+    let node = place.node().await;
+    place.sim.faults(|faults| faults.start_error_at = Some(1));
+    let error = node.create(&id("a"), &order()).await.unwrap_err().to_api();
+    assert_eq!(error.ran, api::Ran::No);
+    let shown = node.find(&id("a")).unwrap();
+    assert_eq!((shown.state, shown.reason), (SandboxState::Ended, Some(EndReason::StartFailed)));
+    assert_eq!(shown.error, Some(error));
+    assert_eq!(place.sim.list().await.unwrap(), []);
+    place.sim.faults(|faults| faults.posture_differences = vec!["seccomp: 0".into()]);
+    let error = node.create(&id("b"), &order()).await.unwrap_err().to_api();
+    assert_eq!(error.code, ErrorCode::PostureMismatch);
+    assert_eq!(place.sim.list().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_stop_during_the_start_ends_it_and_both_are_answered() {
+    // Scenario 38
+    let place = Place::new();
+    let node = place.node().await;
+    place.sim.faults(|faults| faults.start_delay = Duration::from_millis(200));
+    let creating = tokio::spawn({
+        let node = node.clone();
+        async move { node.create(&id("a"), &order()).await }
+    });
+    while node.find(&id("a")).is_none() {
+        tokio::task::yield_now().await;
+    }
+    let shown = node.stop(&id("a"), EndReason::Stopped).await.unwrap();
+    assert_eq!(shown.reason, Some(EndReason::Stopped));
+    assert!(creating.await.unwrap().is_err());
+    assert_eq!(place.sim.list().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn what_cannot_be_removed_is_tried_until_it_can() {
+    let place = Place::new();
+    let node = place.node().await;
+    node.create(&id("a"), &order()).await.unwrap();
+    place.sim.faults(|faults| faults.stop_errors = 2);
+    assert_eq!(node.stop(&id("a"), EndReason::Stopped).await.unwrap().state, SandboxState::Ended);
+    assert_eq!(place.sim.list().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn one_killed_from_outside_is_lost_and_the_next_is_not_affected() {
+    // Scenario 42
+    let place = Place::new();
+    let node = place.node().await;
+    node.create(&id("a"), &order()).await.unwrap();
+    place.sim.kill(&id("a"), Exit::Signaled(9)).unwrap();
+    assert_eq!(ended(&node, &id("a")).await, (SandboxState::Lost, Some(EndReason::Died)));
+    node.create(&id("b"), &order()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_is_being_emptied_takes_nothing_new() {
+    let place = Place::new();
+    let node = place.node().await;
+    node.create(&id("a"), &order()).await.unwrap();
+    node.drain(true);
+    assert_eq!(node.create(&id("b"), &order()).await.unwrap_err().to_api().code, ErrorCode::Capacity);
+    assert!(node.call(&id("a")).is_ok());
+    node.drain(false);
+    node.create(&id("b"), &order()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_tier_that_is_not_here_is_refused_and_never_weakened() {
+    // D-05
+    let place = Place::new();
+    let node = place.node().await;
+    let order = Order { request: CreateSandbox { tier: Tier::UserKernel, ..request() }, ..order() };
+    let error = node.create(&id("a"), &order).await.unwrap_err().to_api();
+    assert_eq!(error.code, ErrorCode::TierUnavailable);
+    assert_eq!(node.list().len(), 0);
+}
+
+#[tokio::test]
+async fn idle_is_no_call_and_no_running_exec() {
+    // Scenarios 34, 35
+    let place = Place::new();
+    let node = place.node().await;
+    let idle_ms = 1000;
+    let order = Order { request: CreateSandbox { idle_ms, ..request() }, ..order() };
+    for name in ["idle", "held", "busy"] {
+        node.create(&id(name), &order).await.unwrap();
+    }
+    let mut events = node.events();
+    let held = node.call(&id("held")).unwrap();
+    node.call(&id("busy")).unwrap().exec(&exec_id(), exec(&["sleep", "2.5"])).await.unwrap();
+    let began = std::time::Instant::now();
+    // Looking is not a call.
+    let watching = tokio::spawn({
+        let node = node.clone();
+        async move {
+            loop {
+                let _ = node.usage(&id("idle")).await;
+                let _ = (node.list(), node.find(&id("idle")));
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    });
+    assert_eq!(ended(&node, &id("idle")).await, (SandboxState::Ended, Some(EndReason::Idle)));
+    let took = began.elapsed();
+    assert!((900..1900).contains(&took.as_millis()), "{took:?}");
+    watching.abort();
+    let warned = std::iter::from_fn(|| events.try_recv().ok())
+        .any(|event| matches!(event, SandboxEvent::Expiring { sandbox, .. } if sandbox == id("idle")));
+    assert!(warned, "nobody was warned");
+    assert_eq!(ended(&node, &id("busy")).await.1, Some(EndReason::Idle));
+    let took = began.elapsed();
+    assert!((3300..4500).contains(&took.as_millis()), "idle time counts from the end of the exec: {took:?}");
+    assert_eq!(node.find(&id("held")).unwrap().state, SandboxState::Running);
+    node.renew(&id("held"), Duration::from_secs(60)).unwrap();
+    drop(held);
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(node.find(&id("held")).unwrap().state, SandboxState::Running, "it was renewed");
+}
+
+#[tokio::test]
+async fn a_life_ends_on_time_whatever_runs() {
+    let place = Place::new();
+    let node = place.node().await;
+    let limits = Limits { ttl_ms: 1000, ..request().limits };
+    let order = Order { request: CreateSandbox { limits, ..request() }, ..order() };
+    node.create(&id("a"), &order).await.unwrap();
+    let call = node.call(&id("a")).unwrap();
+    call.exec(&exec_id(), exec(&["sleep", "60"])).await.unwrap();
+    assert_eq!(ended(&node, &id("a")).await, (SandboxState::Ended, Some(EndReason::Expired)));
+}
+
+#[tokio::test]
+async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
+    // Scenario 40
+    let mut place = Place::new();
+    let node = place.node().await;
+    for name in ["kept", "dies", "halfway"] {
+        node.create(&id(name), &order()).await.unwrap();
+    }
+    node.call(&id("kept")).unwrap().exec(&exec_id(), exec(&["sleep", "1"])).await.unwrap();
+    // One is being started and one being stopped when the server dies.
+    place.sim.faults(|faults| {
+        faults.start_delay = Duration::from_secs(60);
+        faults.stop_delay = Duration::from_secs(60);
+    });
+    let (starts, stops) = (node.clone(), node.clone());
+    tokio::spawn(async move { starts.create(&id("young"), &order()).await });
+    tokio::spawn(async move { stops.stop(&id("halfway"), EndReason::Stopped).await });
+    while place.sim.list().await.unwrap().len() < 4
+        || node.find(&id("halfway")).unwrap().state == SandboxState::Running
+    {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    place.kill(node);
+    place.sim.kill(&id("dies"), Exit::Unknown).unwrap();
+    place.sim.faults(|faults| *faults = runtime::sim::Faults::default());
+    // Nobody's: started by a process that wrote nothing down.
+    let spec = runtime::Spec {
+        layers: vec!["/".into()],
+        limits: Limits::default(),
+        profile: runtime::Profile::Run,
+        guest: place.machine.guest().to_owned(),
+    };
+    place.sim.start(&id("orphan"), &spec).await.unwrap();
+    place.sim = place.sim.restart();
+    let node = place.node().await;
+    assert_eq!(node.find(&id("kept")).unwrap().state, SandboxState::Running);
+    let done = node.call(&id("kept")).unwrap().reader(exec_id()).collect();
+    let done = tokio::time::timeout(WITHIN, done).await.unwrap().unwrap();
+    assert_eq!(done.end.outcome, Outcome::Exited { code: 0 });
+    assert_eq!(ended(&node, &id("dies")).await, (SandboxState::Lost, Some(EndReason::Died)));
+    assert_eq!(ended(&node, &id("young")).await, (SandboxState::Lost, Some(EndReason::Interrupted)));
+    assert_eq!(ended(&node, &id("halfway")).await, (SandboxState::Ended, Some(EndReason::Stopped)));
+    tokio::time::timeout(WITHIN, async {
+        while place.sim.list().await.unwrap().len() > 1 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(place.sim.list().await.unwrap()[0].id, id("kept"));
+}
+
+#[tokio::test]
+async fn an_end_that_nobody_took_note_of_is_told_again_after_a_restart() {
+    let mut place = Place::new();
+    let node = place.node().await;
+    node.create(&id("a"), &order()).await.unwrap();
+    node.stop(&id("a"), EndReason::Stopped).await.unwrap();
+    place.kill(node);
+    let node = place.node().await;
+    let shown = node.find(&id("a")).unwrap();
+    assert_eq!((shown.state, shown.reason), (SandboxState::Ended, Some(EndReason::Stopped)));
+    node.forget(&id("a")).unwrap();
+}
