@@ -2,21 +2,48 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`run`] | `belljar run`: one command in one sandbox, in this process |
+//! | [`run`] | `belljar run`: one command in one sandbox, in this process or on a server |
+//! | [`create`], [`list`], [`stop`] | sandboxes of a server |
+//! | [`exec`], [`attach`], [`logs`] | commands in them |
+//! | [`events`], [`top`] | how they are doing, live |
+//! | [`key`], [`project`], [`drain`] | what an operator does |
 //! | [`doctor`] | `belljar doctor`: what this machine can do, proved by doing it |
 //! | [`advisories`] | which versions lack which known fixes |
 //! | [`template`] | `belljar template`: what sandboxes are made from |
+//! | [`manual`] | `belljar completions` and `belljar man` |
+//! | [`connect`] | which server is asked, and with which key |
+//! | [`request`] | a sandbox and a command as they are asked for |
+//! | [`follow`] | passing on the output of an exec on a server |
+//! | [`fleet`] | one question about many sandboxes |
+//! | [`output`] | where output goes, and what an exit code cannot say |
 //! | [`quantity`] | sizes and times as people write them |
 //! | [`show`] | tables and lines for people, escaped |
 //!
 //! Standard output carries what was asked for; everything said about it goes to standard error.
 
 mod advisories;
+mod attach;
+mod connect;
+mod create;
 mod doctor;
+mod drain;
+mod events;
+mod exec;
+mod fleet;
+mod follow;
+mod key;
+mod list;
+mod logs;
+mod manual;
+mod output;
+mod project;
 mod quantity;
+mod request;
 mod run;
 mod show;
+mod stop;
 mod template;
+mod top;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -39,18 +66,46 @@ struct Arguments {
         value_name = "DIRECTORY"
     )]
     data: PathBuf,
+    #[command(flatten)]
+    connection: connect::Connection,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs one command in a fresh sandbox and ends the sandbox.
+    /// Runs one command in a fresh sandbox and ends the sandbox: on the server if one is configured, else on this machine.
     Run(run::Arguments),
+    /// Makes a sandbox and writes its id.
+    Create(create::Arguments),
+    /// Lists sandboxes.
+    List(list::Arguments),
+    /// Runs a command in a sandbox.
+    Exec(exec::Arguments),
+    /// Follows a command that was started before.
+    Attach(attach::Arguments),
+    /// Writes what a command has written so far, or lists the commands of a sandbox.
+    Logs(logs::Arguments),
+    /// Ends sandboxes and waits until nothing of them is left.
+    Stop(stop::Arguments),
+    /// Shows what the sandboxes use.
+    Top(top::Arguments),
+    /// Shows what happens to the sandboxes.
+    Events(events::Arguments),
+    /// Makes, lists and revokes keys.
+    Key(key::Arguments),
+    /// Makes, changes and lists projects.
+    Project(project::Arguments),
+    /// Has a machine take no new sandboxes.
+    Drain(drain::Arguments),
     /// Shows what this machine can do by running a real sandbox in every tier it has.
     Doctor(doctor::Arguments),
     /// Builds, imports, lists and removes what sandboxes are made from.
     Template(template::Arguments),
+    /// Writes a script that completes commands and options in a shell.
+    Completions(manual::Completions),
+    /// Writes pages for `man`.
+    Man(manual::Man),
 }
 
 fn main() -> ExitCode {
@@ -59,16 +114,32 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return failed(&platform(format!("cannot start: {error}"))),
     };
-    let done = runtime.block_on(async {
-        match arguments.command {
-            Command::Run(run) => run::run(&arguments.data, run).await,
-            Command::Doctor(doctor) => doctor::run(&arguments.data, doctor).await,
-            Command::Template(template) => template::run(&arguments.data, template).await,
-        }
-    });
+    let done = runtime.block_on(dispatch(arguments));
     // A task that waits for a process that never ends must not keep us.
     runtime.shutdown_background();
     done.unwrap_or_else(|error| failed(&error))
+}
+
+async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
+    let Arguments { data, connection, command } = arguments;
+    match command {
+        Command::Run(run) => run::run(&data, &connection, run).await,
+        Command::Create(create) => create::run(&connection, create).await,
+        Command::List(list) => list::run(&connection, list).await,
+        Command::Exec(exec) => exec::run(&connection, exec).await,
+        Command::Attach(attach) => attach::run(&connection, attach).await,
+        Command::Logs(logs) => logs::run(&connection, logs).await,
+        Command::Stop(stop) => stop::run(&connection, stop).await,
+        Command::Top(top) => top::run(&connection, top).await,
+        Command::Events(events) => events::run(&connection, events).await,
+        Command::Key(key) => key::run(&connection, key).await,
+        Command::Project(project) => project::run(&connection, project).await,
+        Command::Drain(drain) => drain::run(&connection, drain).await,
+        Command::Doctor(doctor) => doctor::run(&data, doctor).await,
+        Command::Template(template) => template::run(&data, template).await,
+        Command::Completions(completions) => Ok(manual::completions(&completions)),
+        Command::Man(man) => manual::man(&man),
+    }
 }
 
 fn failed(error: &api::Error) -> ExitCode {

@@ -45,6 +45,11 @@ pub fn limit(text: &str) -> Result<Limit, String> {
     Ok(Limit(Some(time)))
 }
 
+/// A time that there is no going without.
+pub fn time(text: &str) -> Result<Duration, String> {
+    limit(text)?.0.ok_or_else(|| "a time is needed here; write it like 90s".into())
+}
+
 /// A time limit, or none of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit(pub Option<Duration>);
@@ -60,6 +65,18 @@ pub fn show_bytes(bytes: u64) -> String {
     }
 }
 
+/// A time as people read it: its largest unit, and the next where it matters.
+pub fn show_time(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0 => format!("{} ms", time.as_millis()),
+        1..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min", seconds / 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +89,13 @@ mod tests {
         assert!(bytes("-1M").is_err() && bytes("").is_err() && bytes("1T").is_err());
         assert_eq!(show_bytes(512 << 20), "512 MiB");
         assert_eq!(show_bytes(1536), "1.5 KiB");
+    }
+
+    #[test]
+    fn times_are_shown_in_their_own_unit() {
+        let shown =
+            [250, 59_000, 61_000, 5_400_000, 90_000_000].map(|ms| show_time(Duration::from_millis(ms)));
+        assert_eq!(shown, ["250 ms", "59 s", "1 min", "1 h 30 min", "1 d 1 h"]);
     }
 
     /// Scenario 32: zero, none, negative and huge.

@@ -29,8 +29,19 @@ pub fn line(text: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{text}");
 }
 
-/// Writes a table to standard output: a head, rows, columns as wide as their widest cell.
+/// Writes a value as one line of JSON to standard output.
+pub fn json(value: &impl serde::Serialize) -> Result<(), api::Error> {
+    line(&serde_json::to_string(value).map_err(|error| crate::platform(error.to_string()))?);
+    Ok(())
+}
+
+/// Writes a table to standard output.
 pub fn table(head: &[&str], rows: &[Vec<String>]) {
+    let _ = std::io::stdout().lock().write_all(table_text(head, rows).as_bytes());
+}
+
+/// A table: a head, rows, columns as wide as their widest cell.
+pub fn table_text(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = head.iter().map(|cell| cell.chars().count()).collect();
     let rows: Vec<Vec<String>> =
         rows.iter().map(|row| row.iter().map(|cell| escape(cell)).collect()).collect();
@@ -49,7 +60,7 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) {
         text.push_str(line.trim_end());
         text.push('\n');
     }
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    text
 }
 
 /// Makes control characters and text direction visible instead of effective.

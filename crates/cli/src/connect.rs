@@ -1,0 +1,112 @@
+//! Which server is asked, and with which key.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use api::Error;
+use client::{Client, Options, Patience};
+
+use crate::quantity;
+
+/// A person who waits longer wants to know what for.
+const NOTE_AFTER: Duration = Duration::from_secs(3);
+/// The variable that holds a key. A key on the command line could be read by every user of the machine.
+const KEY: &str = "BELLJAR_KEY";
+
+/// Which server to ask.
+#[derive(clap::Args)]
+pub struct Connection {
+    /// The server to ask, such as `https://sandboxes.example.org`.
+    #[arg(long, global = true, env = "BELLJAR_SERVER", value_name = "URL", help_heading = "Server")]
+    server: Option<String>,
+    /// A file that holds the key; without it, the variable BELLJAR_KEY does.
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Server")]
+    key_file: Option<PathBuf>,
+    /// Certificates to trust, in PEM, instead of those of this machine.
+    #[arg(long, global = true, env = "BELLJAR_CA_FILE", value_name = "FILE", help_heading = "Server")]
+    ca_file: Option<PathBuf>,
+    /// How long a server is waited for that does not answer or is being restarted.
+    #[arg(
+        long,
+        global = true,
+        env = "BELLJAR_SERVER_WAIT",
+        value_parser = quantity::time,
+        default_value = "60s",
+        value_name = "TIME",
+        help_heading = "Server"
+    )]
+    server_wait: Duration,
+}
+
+impl Connection {
+    /// The server, for a command that needs one.
+    pub fn client(&self) -> Result<Client, Error> {
+        self.configured()?.ok_or_else(|| {
+            Error::invalid(
+                "this command asks a server, and none is configured",
+                format!(
+                    "Set BELLJAR_SERVER (or --server) to the server's address and {KEY} (or --key-file) to a key."
+                ),
+            )
+        })
+    }
+
+    /// The server, for a command that can do without.
+    pub fn configured(&self) -> Result<Option<Client>, Error> {
+        let Some(url) = self.server.as_deref().filter(|url| !url.is_empty()) else { return Ok(None) };
+        let patience = Patience { connection: self.server_wait, ..Patience::default() };
+        let options = Options { ca_file: self.ca_file.clone(), patience, ..Options::default() };
+        Client::with(url, &self.key()?, options).map(Some).map_err(|error| explain(&error))
+    }
+
+    fn key(&self) -> Result<String, Error> {
+        let key = match &self.key_file {
+            Some(path) => std::fs::read_to_string(path).map_err(|error| {
+                Error::invalid(
+                    format!("cannot read the key in {}: {error}", path.display()),
+                    "Name a file with --key-file that you may read and that holds nothing but the key.",
+                )
+            })?,
+            None => std::env::var(KEY).unwrap_or_default(),
+        };
+        let key = key.trim();
+        if key.is_empty() {
+            return Err(Error::invalid(
+                "a server is configured, but no key",
+                format!("Set {KEY} to the secret of a key, or name a file that holds it with --key-file."),
+            ));
+        }
+        Ok(key.to_owned())
+    }
+}
+
+/// Waits for an answer; says so when it takes long.
+pub async fn answer<T>(
+    client: &Client,
+    asking: impl Future<Output = Result<T, client::Error>>,
+) -> Result<T, Error> {
+    tokio::pin!(asking);
+    tokio::select! {
+        answer = &mut asking => return answer.map_err(|error| explain(&error)),
+        () = tokio::time::sleep(NOTE_AFTER) => {
+            crate::show::note(&format!("still waiting for an answer of {}", client.url()));
+        }
+    }
+    asking.await.map_err(|error| explain(&error))
+}
+
+/// An error for a person at a command line.
+pub fn explain(error: &client::Error) -> Error {
+    let fix = match error {
+        client::Error::Unreachable { url, .. } => format!(
+            "See that `belljar serve` runs there and that {url} is its address; it was taken from --server or BELLJAR_SERVER."
+        ),
+        client::Error::Configuration { .. } => {
+            "Correct --server (BELLJAR_SERVER), --key-file (BELLJAR_KEY) or --ca-file (BELLJAR_CA_FILE)."
+                .into()
+        }
+        client::Error::Refused(_) | client::Error::Protocol { .. } => error.to_api().fix,
+    };
+    Error { fix, ..error.to_api() }
+}

@@ -1,0 +1,48 @@
+//! `belljar events`: what happens to the project's sandboxes, as it happens.
+
+use std::process::ExitCode;
+
+use api::Error;
+use api::sandbox::SandboxEvent;
+
+use crate::connect::{Connection, explain};
+use crate::{list, quantity, show};
+
+/// How to show them.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  belljar events\n  belljar events --json | jq .sandbox.id")]
+pub struct Arguments {
+    /// Writes one JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Writes events until it is interrupted.
+pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let mut events = connection.client()?.events();
+    loop {
+        let event = events.next().await.map_err(|error| explain(&error))?;
+        if arguments.json {
+            show::json(&event)?;
+        } else {
+            show::line(&show::escape(&words(&event)));
+        }
+    }
+}
+
+fn words(event: &SandboxEvent) -> String {
+    match event {
+        SandboxEvent::Changed { sandbox } => {
+            let name = sandbox.name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+            let why = sandbox.error.as_ref().map(|error| format!(": {}", error.message)).unwrap_or_default();
+            format!("{}{name} is {}{why}", sandbox.id, list::state(sandbox))
+        }
+        SandboxEvent::Expiring { sandbox, reason, in_ms } => {
+            let left = quantity::show_time(std::time::Duration::from_millis(*in_ms));
+            format!("{sandbox} will be stopped in {left} ({})", reason.name())
+        }
+        SandboxEvent::Missed { count: 0 } => "events may have been missed; see: belljar list".into(),
+        SandboxEvent::Missed { count } => format!("{count} events were missed; see: belljar list"),
+        SandboxEvent::Heartbeat => "nothing happened".into(),
+    }
+}

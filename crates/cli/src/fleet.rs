@@ -1,0 +1,31 @@
+//! One question about many sandboxes, a few at a time.
+
+use std::future::Future;
+
+use api::SandboxId;
+use client::{Client, Error};
+
+/// Requests under way at once: enough to hide the network, too few to trouble a server.
+const AT_ONCE: usize = 16;
+
+/// Asks about each; the answers are in the order of the ids.
+pub async fn each<T, F>(
+    client: &Client,
+    ids: &[SandboxId],
+    ask: impl Fn(Client, SandboxId) -> F,
+) -> Vec<Result<T, Error>>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Error>> + Send + 'static,
+{
+    let mut answers = Vec::with_capacity(ids.len());
+    for some in ids.chunks(AT_ONCE) {
+        let asked: Vec<_> = some.iter().map(|id| tokio::spawn(ask(client.clone(), id.clone()))).collect();
+        for task in asked {
+            answers.push(task.await.unwrap_or_else(|error| {
+                Err(Error::Configuration { what: "a request".into(), why: error.to_string() })
+            }));
+        }
+    }
+    answers
+}

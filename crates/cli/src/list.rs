@@ -1,0 +1,86 @@
+//! `belljar list`: the project's sandboxes.
+
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use api::Error;
+use api::sandbox::{Sandbox, Tier};
+
+use crate::connect::{Connection, answer};
+use crate::{quantity, show};
+
+/// What to list, and how.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  belljar list\n  belljar list --all --json\n  belljar stop $(belljar list --quiet)"
+)]
+pub struct Arguments {
+    /// Lists those that have ended, too.
+    #[arg(long, short = 'a')]
+    all: bool,
+    /// Writes ids and nothing else.
+    #[arg(long, short = 'q', conflicts_with = "json")]
+    quiet: bool,
+    /// Writes JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists them.
+pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let client = connection.client()?;
+    let sandboxes = answer(&client, client.sandboxes(arguments.all)).await?;
+    if arguments.json {
+        show::json(&sandboxes)?;
+    } else if arguments.quiet {
+        for sandbox in &sandboxes {
+            show::line(sandbox.id.as_str());
+        }
+    } else if sandboxes.is_empty() {
+        show::note("there are no sandboxes; make one with: belljar create");
+    } else {
+        let rows: Vec<_> = sandboxes.iter().map(row).collect();
+        show::table(&["id", "name", "state", "template", "tier", "memory", "age", "labels"], &rows);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How a sandbox is doing, and why it ended if it has.
+pub fn state(sandbox: &Sandbox) -> String {
+    match sandbox.reason {
+        Some(reason) => format!("{} ({})", sandbox.state.name(), reason.name()),
+        None => sandbox.state.name().into(),
+    }
+}
+
+fn row(sandbox: &Sandbox) -> Vec<String> {
+    let labels: Vec<_> = sandbox.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let tier = match sandbox.tier {
+        Tier::Container => "container",
+        Tier::UserKernel => "user-kernel",
+    };
+    vec![
+        sandbox.id.to_string(),
+        sandbox.name.as_ref().map(ToString::to_string).unwrap_or_default(),
+        state(sandbox),
+        sandbox.template.clone(),
+        tier.into(),
+        quantity::show_bytes(sandbox.limits.memory_bytes),
+        age(sandbox.created_at_ms),
+        labels.join(" "),
+    ]
+}
+
+/// How long ago a time of the server's clock was, by ours.
+pub fn age(then_ms: u64) -> String {
+    quantity::show_time(now().saturating_sub(Duration::from_millis(then_ms)))
+}
+
+/// How long until a time of the server's clock, by ours.
+pub fn from_now(then_ms: u64) -> String {
+    quantity::show_time(Duration::from_millis(then_ms).saturating_sub(now()))
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

@@ -1,0 +1,75 @@
+//! `belljar logs`: what commands have written so far.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use api::exec::ExecInfo;
+use api::{Error, ExecId, SandboxId};
+
+use crate::connect::{Connection, answer};
+use crate::follow::{Followed, Followee, Interrupt};
+use crate::output::{self, Output};
+use crate::{quantity, show};
+
+/// What to look at.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  belljar logs build\n  belljar logs build e4x1\n\n\
+    Looking changes nothing and does not wait; `belljar attach` follows.")]
+pub struct Arguments {
+    /// The sandbox, by its id or its name.
+    #[arg(value_name = "SANDBOX")]
+    sandbox: SandboxId,
+    /// The exec whose output to write; without it, the execs are listed.
+    #[arg(value_name = "EXEC")]
+    exec: Option<ExecId>,
+    /// Writes JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Writes it.
+pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let client = connection.client()?;
+    let sandbox = &arguments.sandbox;
+    let Some(id) = &arguments.exec else {
+        let execs = answer(&client, client.execs(sandbox)).await?;
+        list(&execs, arguments.json)?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let mut output = Output::new(arguments.json);
+    let followee = Followee { client: &client, sandbox, stdin: false, interrupt: Interrupt::Leaves };
+    let end = match followee.follow(client.reader_of_now(sandbox, id), &mut output).await? {
+        Followed::Ended(end) => Some(end),
+        Followed::CaughtUp | Followed::Left => None,
+    };
+    if arguments.json {
+        show::line(&output.report(sandbox, end.as_ref()).to_string());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(execs: &[ExecInfo], json: bool) -> Result<(), Error> {
+    if json {
+        return show::json(&execs);
+    }
+    if execs.is_empty() {
+        show::note("nothing was run in it yet");
+        return Ok(());
+    }
+    let rows: Vec<_> = execs
+        .iter()
+        .map(|exec| {
+            vec![
+                exec.id.to_string(),
+                output::word(exec.outcome.as_ref()),
+                quantity::show_time(Duration::from_millis(exec.duration_ms)),
+                exec.processes.to_string(),
+                quantity::show_bytes(exec.stdout_bytes),
+                quantity::show_bytes(exec.stderr_bytes),
+                exec.argv.replace('\n', "\u{21b5}"),
+            ]
+        })
+        .collect();
+    show::table(&["exec", "outcome", "ran", "processes", "stdout", "stderr", "command"], &rows);
+    Ok(())
+}

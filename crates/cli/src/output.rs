@@ -1,0 +1,130 @@
+//! Where the output of a command goes, and what an exit code cannot say about its end.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use api::exec::{ExecEnd, Outcome, Stream};
+use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId, limits};
+
+use crate::show;
+
+/// Where the output of one command goes: on, as it comes, or into one JSON object.
+pub struct Output {
+    json: bool,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+impl Output {
+    pub fn new(json: bool) -> Self {
+        Self { json, stdout: Vec::new(), stderr: Vec::new() }
+    }
+
+    /// Takes bytes as they come.
+    pub fn take(&mut self, stream: Stream, bytes: &[u8]) -> Result<(), Error> {
+        match (self.json, stream) {
+            (true, Stream::Stdout) => hold(&mut self.stdout, bytes),
+            (true, Stream::Stderr) => hold(&mut self.stderr, bytes),
+            // Whoever closed our output does not want to hear of it.
+            (false, Stream::Stdout) => {
+                let mut to = std::io::stdout().lock();
+                let _ = to.write_all(bytes).and_then(|()| to.flush());
+                Ok(())
+            }
+            (false, Stream::Stderr) => {
+                let _ = std::io::stderr().lock().write_all(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Says that bytes were not kept. In JSON, the numbers at the end say it.
+    pub fn miss(&self, bytes: u64) {
+        if !self.json {
+            show::note(&format!("{bytes} bytes were not kept"));
+        }
+    }
+
+    /// Says how it ended; the exit code is the command's own. `memory` is the limit, where it is known.
+    pub fn finish(&self, sandbox: &SandboxId, end: &ExecEnd, memory: Option<u64>) -> ExitCode {
+        if self.json {
+            show::line(&self.report(sandbox, Some(end)).to_string());
+        } else {
+            explain(end, memory);
+        }
+        ExitCode::from(u8::try_from(end.outcome.shell_code() & 0xff).unwrap_or(crate::FAILED))
+    }
+
+    /// All of it as one object.
+    pub fn report(&self, sandbox: &SandboxId, end: Option<&ExecEnd>) -> serde_json::Value {
+        serde_json::json!({
+            "sandbox": sandbox,
+            "outcome": end.map(|end| &end.outcome),
+            "stdout": String::from_utf8_lossy(&self.stdout),
+            "stderr": String::from_utf8_lossy(&self.stderr),
+            "stdout_bytes": end.map(|end| end.stdout_bytes),
+            "stdout_dropped": end.map(|end| end.stdout_dropped),
+            "stderr_bytes": end.map(|end| end.stderr_bytes),
+            "stderr_dropped": end.map(|end| end.stderr_dropped),
+            "duration_us": end.map(|end| end.duration_us),
+            "left_running": end.map(|end| end.left_running),
+            "memory": end.map(|end| end.memory),
+        })
+    }
+}
+
+/// An outcome in a cell of a table.
+pub fn word(outcome: Option<&Outcome>) -> String {
+    match outcome {
+        None => "running".into(),
+        Some(Outcome::Exited { code }) => format!("exited {code}"),
+        Some(Outcome::Signaled { signal }) => format!("signal {signal}"),
+        Some(Outcome::Timeout) => "timeout".into(),
+        Some(Outcome::Oom) => "oom".into(),
+        Some(Outcome::OutputLimit) => "output_limit".into(),
+        Some(Outcome::Cancelled) => "cancelled".into(),
+        Some(Outcome::SandboxLost { .. }) => "sandbox_lost".into(),
+        Some(Outcome::Unknown) => "unknown".into(),
+    }
+}
+
+/// Says what an exit code cannot say.
+fn explain(end: &ExecEnd, memory: Option<u64>) {
+    match &end.outcome {
+        Outcome::Exited { .. } => {}
+        Outcome::Signaled { signal } => show::note(&format!("signal {signal} ended the command")),
+        Outcome::Timeout => show::note("the time limit ended the command (timeout); see --timeout"),
+        Outcome::Oom => {
+            let known = memory.or(end.memory.map(|memory| memory.limit_bytes));
+            let limit = known.map(|bytes| format!(" of {}", crate::quantity::show_bytes(bytes)));
+            let limit = limit.unwrap_or_default();
+            show::note(&format!("the memory limit{limit} ended the command (oom); see --memory"));
+        }
+        Outcome::OutputLimit => {
+            show::note("the command wrote more than is kept (output_limit); see --output")
+        }
+        Outcome::Cancelled => show::note("the command was cancelled"),
+        Outcome::SandboxLost { cause } => {
+            show::note(&format!("the sandbox ended under the command: {cause:?}"))
+        }
+        Outcome::Unknown => show::note("how the command ended is not known"),
+    }
+}
+
+fn hold(held: &mut Vec<u8>, bytes: &[u8]) -> Result<(), Error> {
+    if (held.len() + bytes.len()) as u64 > limits::OUTPUT_BYTES_MAX {
+        return Err(Error {
+            code: ErrorCode::TooLarge,
+            message: format!(
+                "the command wrote more than {} bytes, too many for one object",
+                limits::OUTPUT_BYTES_MAX
+            ),
+            layer: Layer::UserCode,
+            ran: Ran::Yes,
+            retry: Retry::Useless,
+            fix: "Leave --json away: then the output is passed on as it comes.".into(),
+        });
+    }
+    held.extend_from_slice(bytes);
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! `belljar top`: what the sandboxes use, live.
+
+use std::collections::HashMap;
+use std::io::{IsTerminal as _, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use api::sandbox::{Sandbox, SandboxState, Usage};
+use api::{Error, ErrorCode, SandboxId};
+use client::Client;
+use tokio::time::Instant;
+
+use crate::connect::{Connection, answer, explain};
+use crate::{fleet, quantity, show};
+
+/// The time between two looks, which is also the time over which processor time is counted.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// What fits on the smallest usual terminal, with a head and a last line.
+const ROWS_LIVE: usize = 20;
+/// To the first line and column, and everything from there on empty: a terminal's own words.
+const HOME: &str = "\u{1b}[H\u{1b}[J";
+
+/// How to show it.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  belljar top\n  belljar top --once\n  belljar top --json | jq '.[] | .cpu_percent'"
+)]
+pub struct Arguments {
+    /// Looks once and writes one table, as it does when nobody sits at a terminal.
+    #[arg(long)]
+    once: bool,
+    /// Looks once and writes JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One sandbox at one moment.
+struct Row {
+    sandbox: Sandbox,
+    usage: Usage,
+    cpu_percent: f64,
+}
+
+/// What was seen of processor time, and when.
+type Seen = HashMap<SandboxId, (Instant, u64)>;
+
+/// Looks, once or until it is interrupted.
+pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let client = connection.client()?;
+    let mut seen = Seen::new();
+    // Processor time in one moment is none: the first look only counts.
+    look(&client, &mut seen).await?;
+    let live = !arguments.once && !arguments.json && std::io::stdout().is_terminal();
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let rows = look(&client, &mut seen).await?;
+        if arguments.json {
+            let all: Vec<_> = rows.iter().map(Row::json).collect();
+            show::json(&all)?;
+        } else if live {
+            let text = format!("{HOME}{}", text(&rows, ROWS_LIVE));
+            let _ = std::io::stdout().lock().write_all(text.as_bytes());
+        } else {
+            let _ = std::io::stdout().lock().write_all(text(&rows, usize::MAX).as_bytes());
+        }
+        if !live {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+/// What every running sandbox uses; the busiest first.
+async fn look(client: &Client, seen: &mut Seen) -> Result<Vec<Row>, Error> {
+    let running: Vec<_> = answer(client, client.sandboxes(false))
+        .await?
+        .into_iter()
+        .filter(|sandbox| sandbox.state == SandboxState::Running)
+        .collect();
+    let ids: Vec<_> = running.iter().map(|sandbox| sandbox.id.clone()).collect();
+    let usages = fleet::each(client, &ids, async |client: Client, id| client.usage(&id).await).await;
+    let (before, now) = (std::mem::take(seen), Instant::now());
+    let mut rows = Vec::new();
+    for (sandbox, usage) in running.into_iter().zip(usages) {
+        let usage = match usage {
+            Ok(usage) => usage,
+            // It ended between the two questions.
+            Err(error) if matches!(error.code(), Some(ErrorCode::NotFound | ErrorCode::SandboxLost)) => {
+                continue;
+            }
+            Err(error) => return Err(explain(&error)),
+        };
+        let cpu_percent = before.get(&sandbox.id).map_or(0.0, |(then, cpu_us)| {
+            let used = Duration::from_micros(usage.cpu_us.saturating_sub(*cpu_us));
+            100.0 * used.as_secs_f64() / now.duration_since(*then).as_secs_f64().max(f64::EPSILON)
+        });
+        seen.insert(sandbox.id.clone(), (now, usage.cpu_us));
+        rows.push(Row { sandbox, usage, cpu_percent });
+    }
+    rows.sort_by(|one, other| {
+        let memory = other.usage.memory_bytes.cmp(&one.usage.memory_bytes);
+        other.cpu_percent.total_cmp(&one.cpu_percent).then(memory)
+    });
+    Ok(rows)
+}
+
+fn text(rows: &[Row], most: usize) -> String {
+    let cells: Vec<_> = rows.iter().take(most).map(Row::cells).collect();
+    let mut text = show::table_text(&["id", "name", "cpu %", "memory", "of", "processes", "execs"], &cells);
+    if let Some(more) = rows.len().checked_sub(most).filter(|more| *more > 0) {
+        text.push_str(&format!("and {more} more\n"));
+    }
+    text
+}
+
+impl Row {
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.sandbox.id.to_string(),
+            self.sandbox.name.as_ref().map(ToString::to_string).unwrap_or_default(),
+            format!("{:.1}", self.cpu_percent),
+            quantity::show_bytes(self.usage.memory_bytes),
+            quantity::show_bytes(self.sandbox.limits.memory_bytes),
+            self.usage.pids.to_string(),
+            self.usage.execs.to_string(),
+        ]
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "sandbox": self.sandbox.id, "name": self.sandbox.name, "cpu_percent": self.cpu_percent,
+            "usage": self.usage, "memory_limit_bytes": self.sandbox.limits.memory_bytes,
+        })
+    }
+}

@@ -1,0 +1,294 @@
+//! The executable as a person uses it with a server: what it asks, what it prints, what it exits with. The server is a
+//! few lines here, so that it can say what no server of ours would.
+
+// A test fails by panicking.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// A server that answers each request by its first line with a status and a body, and keeps open what is to be.
+struct Server {
+    url: String,
+    seen: Arc<Mutex<Vec<String>>>,
+}
+
+/// A status, a body, and whether the connection stays open after it.
+struct Answer(u16, String, bool);
+
+impl Server {
+    fn start(answer: impl Fn(&str) -> Answer + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (shared, answer) = (Arc::clone(&seen), Arc::new(answer));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (seen, answer) = (Arc::clone(&shared), Arc::clone(&answer));
+                std::thread::spawn(move || serve(stream.unwrap(), &seen, &*answer));
+            }
+        });
+        Self { url, seen }
+    }
+
+    fn seen(&self) -> Vec<String> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = bare(arguments);
+        command.env("BELLJAR_SERVER", &self.url).env("BELLJAR_KEY", "secret");
+        command
+    }
+
+    fn belljar(&self, arguments: &[&str]) -> (String, String, Option<i32>) {
+        said(&self.command(arguments).output().unwrap())
+    }
+}
+
+fn serve(mut stream: TcpStream, seen: &Mutex<Vec<String>>, answer: &(dyn Fn(&str) -> Answer + Send + Sync)) {
+    let (mut bytes, mut chunk) = (Vec::new(), [0; 4096]);
+    let (head, end) = loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            break (String::from_utf8_lossy(&bytes[..end]).to_lowercase(), end + 4);
+        }
+        match stream.read(&mut chunk).unwrap_or(0) {
+            0 => return,
+            count => bytes.extend_from_slice(&chunk[..count]),
+        }
+    };
+    let length =
+        head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |l| l.parse().unwrap());
+    while bytes.len() < end + length {
+        let count = stream.read(&mut chunk).unwrap();
+        bytes.extend_from_slice(&chunk[..count]);
+    }
+    let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
+    let line = head.lines().next().unwrap().trim_end_matches(" HTTP/1.1").to_owned();
+    assert!(head.contains("Bearer secret"), "{head}");
+    seen.lock().unwrap().push(format!("{line} {}", String::from_utf8_lossy(&bytes[end..])).trim().to_owned());
+    let Answer(status, body, open) = answer(&line);
+    let chunk = if body.is_empty() { String::new() } else { format!("{:x}\r\n{body}\r\n", body.len()) };
+    let last = if open { "" } else { "0\r\n\r\n" };
+    let head = if status == 204 { "" } else { "transfer-encoding: chunked\r\n" };
+    let body = if status == 204 { String::new() } else { format!("{chunk}{last}") };
+    let _ = write!(stream, "HTTP/1.1 {status} X\r\nconnection: close\r\n{head}\r\n{body}");
+    if open {
+        // Until the other side leaves.
+        let _ = stream.read(&mut [0; 1]);
+    }
+}
+
+fn bare(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_belljar"));
+    command.args(arguments).stdin(Stdio::null()).env_remove("BELLJAR_SERVER").env_remove("BELLJAR_KEY");
+    command
+}
+
+fn said(output: &Output) -> (String, String, Option<i32>) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr), output.status.code())
+}
+
+fn sandbox(id: &str) -> Value {
+    json!({
+        "id": id, "project": "p", "template": "base", "tier": "container", "limits": {}, "idle_ms": 1000,
+        "labels": {"note": "\u{1b}[2Jx"}, "state": "running", "created_at_ms": 1,
+    })
+}
+
+fn info() -> Value {
+    json!({"id": "e1", "argv": "sh -c 'printf \u{1b}[2J'", "outcome": null, "processes": 1, "stdout_bytes": 3,
+           "stderr_bytes": 0, "duration_ms": 1})
+}
+
+/// A command that writes `hi` and exits with 7.
+fn lines(started: bool) -> String {
+    let end = json!({"outcome": {"kind": "exited", "code": 7}, "stdout_bytes": 3, "stdout_dropped": 0, "stderr_bytes": 2,
+                     "stderr_dropped": 0, "duration_us": 9, "left_running": 0});
+    let lines = [
+        json!({"type": "started", "exec": info()}),
+        json!({"type": "data", "stream": "stdout", "offset": 0, "text": "hi\n"}),
+        json!({"type": "data", "stream": "stderr", "offset": 0, "base64": "/wo="}),
+        json!({"type": "end", "end": end}),
+    ];
+    lines.iter().skip(usize::from(!started)).map(|line| format!("{line}\n")).collect()
+}
+
+/// What an honest server says.
+fn honest(line: &str) -> Answer {
+    let page = |item: Value| json!({"items": [item]}).to_string();
+    let words: Vec<_> = line.split([' ', '?']).collect();
+    match (words[0], words[1].trim_start_matches("/v1/").split('/').collect::<Vec<_>>().as_slice()) {
+        ("POST", ["sandboxes"]) => Answer(201, sandbox("s1").to_string(), false),
+        ("GET", ["sandboxes"]) => Answer(200, page(sandbox("s1")), false),
+        ("DELETE", ["sandboxes", id]) => {
+            let mut gone = sandbox(id);
+            gone["state"] = "ended".into();
+            gone["reason"] = "stopped".into();
+            Answer(200, gone.to_string(), false)
+        }
+        ("GET", ["sandboxes", _, "usage"]) => {
+            let usage =
+                json!({"memory_bytes": 1 << 20, "memory_peak_bytes": 1, "pids": 2, "cpu_us": 5, "execs": 1});
+            Answer(200, usage.to_string(), false)
+        }
+        ("POST", ["sandboxes", _, "execs"]) => Answer(200, lines(true), false),
+        ("GET", ["sandboxes", _, "execs"]) => Answer(200, page(info()), false),
+        ("GET", ["sandboxes", _, "execs", _, "output"]) => Answer(200, lines(false), false),
+        (_, ["sandboxes", _, "execs", ..]) => Answer(204, String::new(), false),
+        (_, path) => panic!("nobody asks for {path:?}"),
+    }
+}
+
+#[test]
+fn a_command_that_needs_a_server_says_exactly_what_to_set() {
+    let output = bare(&["list"]).output().unwrap();
+    let (stdout, stderr, code) = said(&output);
+    assert_eq!((stdout.as_str(), code), ("", Some(125)));
+    assert!(stderr.contains("BELLJAR_SERVER") && stderr.contains("BELLJAR_KEY"), "{stderr}");
+    let output = bare(&["--server", "http://127.0.0.1:1", "list"]).output().unwrap();
+    assert!(said(&output).1.contains("Set BELLJAR_KEY"), "{output:?}");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named_with_what_to_do() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("http://{free}");
+    let mut command = bare(&["--server", &url, "--server-wait", "50ms", "list"]);
+    let (_, stderr, code) = said(&command.env("BELLJAR_KEY", "secret").output().unwrap());
+    assert_eq!(code, Some(125));
+    assert!(
+        stderr.contains(&url) && stderr.contains("refused") && stderr.contains("belljar serve"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("ran: no"), "{stderr}");
+}
+
+#[test]
+fn a_key_comes_from_a_file_and_never_from_the_command_line() {
+    let server = Server::start(honest);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "secret\n").unwrap();
+    let mut command =
+        bare(&["list", "-q", "--key-file", file.path().to_str().unwrap(), "--server", &server.url]);
+    assert_eq!(said(&command.output().unwrap()), ("s1\n".into(), String::new(), Some(0)));
+    assert_eq!(bare(&["--key", "secret", "list"]).output().unwrap().status.code(), Some(2));
+}
+
+/// Output to the byte, and the exit code of the command itself.
+#[test]
+fn exec_streams_and_exits_with_the_commands_own_code() {
+    let server = Server::start(honest);
+    let output = server.command(&["exec", "s1", "--env", "A=1", "--", "sh", "-c", "x"]).output().unwrap();
+    assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"hi\n"[..], &[0xff, b'\n'][..]));
+    assert_eq!(output.status.code(), Some(7));
+    let asked = server.seen()[0].clone();
+    assert!(asked.contains(r#""env":{"A":"1"}"#) && asked.contains(r#""output":"block""#), "{asked}");
+    let (stdout, _, code) = server.belljar(&["exec", "--json", "s1", "--", "x"]);
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((report["stdout"].as_str(), code), (Some("hi\n"), Some(7)));
+}
+
+#[test]
+fn run_makes_a_sandbox_on_the_server_and_stops_it() {
+    let server = Server::start(honest);
+    let (stdout, _, code) = server.belljar(&["run", "--memory", "64M", "--", "x"]);
+    assert_eq!((stdout.as_str(), code), ("hi\n", Some(7)));
+    let seen: Vec<_> =
+        server.seen().iter().map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(seen, ["POST /v1/sandboxes", "POST /v1/sandboxes/s1/execs", "DELETE /v1/sandboxes/s1"]);
+    assert!(server.seen()[0].contains(&format!(r#""memory_bytes":{}"#, 64 << 20)));
+}
+
+#[test]
+fn attach_and_logs_read_what_was_written() {
+    let server = Server::start(honest);
+    let (stdout, _, code) = server.belljar(&["attach", "s1", "e1"]);
+    assert_eq!((stdout.as_str(), code), ("hi\n", Some(7)));
+    let (stdout, _, code) = server.belljar(&["logs", "s1", "e1"]);
+    assert_eq!((stdout.as_str(), code), ("hi\n", Some(0)));
+    assert!(server.seen().last().unwrap().ends_with("follow=false"));
+}
+
+/// O-08: names, labels and commands of a sandbox cannot act on the terminal.
+#[test]
+fn what_a_sandbox_says_of_itself_is_shown_not_obeyed() {
+    let server = Server::start(honest);
+    for arguments in [&["list"][..], &["logs", "s1"], &["top"]] {
+        let (stdout, stderr, code) = server.belljar(arguments);
+        assert_eq!(code, Some(0), "{stderr}");
+        assert!(!stdout.contains('\u{1b}') && stdout.contains("1"), "{stdout}");
+    }
+    assert!(server.belljar(&["list"]).0.contains("note=\\u{1b}[2Jx"));
+}
+
+#[test]
+fn an_interrupt_cancels_an_exec_and_leaves_an_attached_one_alone() {
+    let endless = |line: &str| match line {
+        _ if line.starts_with("DELETE") || line.starts_with("PUT") => Answer(204, String::new(), false),
+        _ => {
+            let last = lines(false).lines().last().unwrap().to_owned();
+            Answer(200, lines(line.starts_with("POST")).replace(&(last + "\n"), ""), true)
+        }
+    };
+    for (arguments, cancels) in [(&["exec", "s1", "--", "x"][..], true), (&["attach", "s1", "e1"], false)] {
+        let server = Server::start(endless);
+        let mut child =
+            server.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
+        let interrupt = || {
+            let pid = child.id().to_string();
+            assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+        };
+        interrupt();
+        let began = Instant::now();
+        while cancels && !server.seen().iter().any(|line| line == "DELETE /v1/sandboxes/s1/execs/e1") {
+            assert!(began.elapsed() < Duration::from_secs(10), "{:?}", server.seen());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if cancels {
+            // The server does not end it: a second interrupt leaves.
+            interrupt();
+        }
+        let (_, stderr, code) = said(&child.wait_with_output().unwrap());
+        assert_eq!(code, Some(if cancels { 125 } else { 130 }), "{stderr}");
+        assert!(stderr.contains("belljar attach s1 e1"), "{stderr}");
+        assert_eq!(server.seen().iter().any(|line| line.starts_with("DELETE")), cancels);
+    }
+}
+
+#[test]
+fn stopping_several_goes_on_after_one_that_is_not_there() {
+    let server = Server::start(|line| match line {
+        "DELETE /v1/sandboxes/s1" => {
+            let error = json!({"code": "not_found", "message": "there is no sandbox s1", "layer": "user_code",
+                               "ran": "no", "retry": "useless", "fix": "List what there is."});
+            Answer(404, error.to_string(), false)
+        }
+        _ => honest(line),
+    });
+    let (_, stderr, code) = server.belljar(&["stop", "s1", "s2"]);
+    assert_eq!(code, Some(125));
+    assert!(
+        stderr.contains("there is no sandbox s1") && stderr.contains("s2 is ended (stopped)"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn shells_and_man_learn_every_command() {
+    let (script, _, code) = said(&bare(&["completions", "bash"]).output().unwrap());
+    assert!(code == Some(0) && script.contains("attach") && script.contains("--server"));
+    let directory = tempfile::tempdir().unwrap();
+    let output = bare(&["man", directory.path().to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    for page in ["belljar.1", "belljar-exec.1", "belljar-key-create.1"] {
+        assert!(directory.path().join(page).exists(), "{page}");
+    }
+}
