@@ -102,6 +102,9 @@ pub fn explain(error: &client::Error) -> Error {
         client::Error::Unreachable { url, .. } => format!(
             "See that `belljar serve` runs there and that {url} is its address; it was taken from --server or BELLJAR_SERVER."
         ),
+        client::Error::Distrusted { .. } => {
+            "Name the certificate of the authority that signed the server's with --ca-file or BELLJAR_CA_FILE.".into()
+        }
         client::Error::Configuration { .. } => {
             "Correct --server (BELLJAR_SERVER), --key-file (BELLJAR_KEY) or --ca-file (BELLJAR_CA_FILE)."
                 .into()

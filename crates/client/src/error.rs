@@ -19,6 +19,14 @@ pub enum Error {
         /// Whether the request may have had its effect.
         ran: Ran,
     },
+    /// The server cannot show that it is the one that was named. Nothing was sent to it.
+    #[error("the server at {url} is not trusted: {why}")]
+    Distrusted {
+        /// The server.
+        url: String,
+        /// What is wrong with its certificate.
+        why: String,
+    },
     /// The server said something that the protocol does not allow.
     #[error("the server at {url} broke the protocol: {what}")]
     Protocol {
@@ -50,6 +58,10 @@ impl Error {
                 );
                 (ErrorCode::Platform, Layer::Platform, *ran, retry, fix)
             }
+            Self::Distrusted { .. } => {
+                let fix = "Trust the authority that signed its certificate, or give it one of an authority that is trusted.";
+                (ErrorCode::Platform, Layer::Platform, Ran::No, Retry::Useless, fix.into())
+            }
             Self::Protocol { .. } => {
                 let fix = "Use a client and a server of the same version, and nothing between them that changes bytes.";
                 (ErrorCode::Protocol, Layer::Platform, Ran::Unknown, Retry::Unknown, fix.into())
@@ -66,7 +78,10 @@ impl Error {
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
             Self::Refused(error) => Some(error.code),
-            Self::Unreachable { .. } | Self::Protocol { .. } | Self::Configuration { .. } => None,
+            Self::Unreachable { .. }
+            | Self::Distrusted { .. }
+            | Self::Protocol { .. }
+            | Self::Configuration { .. } => None,
         }
     }
 }

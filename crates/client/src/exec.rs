@@ -237,7 +237,10 @@ impl Exec {
 
     /// Checks a line against what was read before.
     fn accept(&mut self, line: OutputLine) -> Result<Option<Event>, Failure> {
-        self.caught_up = !self.follow && line == OutputLine::Heartbeat;
+        // One heartbeat before the end of the answer says that this was all; a second one says the same.
+        let quiet = !self.follow && line == OutputLine::Heartbeat;
+        self.ended = quiet && self.caught_up;
+        self.caught_up = quiet;
         match line {
             OutputLine::Started { .. } => Err(self.lie("the exec was said to be started once more".into())),
             OutputLine::Heartbeat => {

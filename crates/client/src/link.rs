@@ -253,10 +253,13 @@ impl Link {
     }
 
     fn lost(&self, ask: &Ask, error: &reqwest::Error) -> Failure {
+        let (url, why) = (self.url.clone(), root_cause(error));
+        if is_distrust(error) {
+            return Failure { error: Error::Distrusted { url, why }, trouble: None, pause: None };
+        }
         let ran = if error.is_connect() { Ran::No } else { Ran::Unknown };
-        let hopeless = error.is_builder() || is_distrust(error);
-        let repeat = !hopeless && (ask.repeatable || ran == Ran::No);
-        let error = Error::Unreachable { url: self.url.clone(), why: root_cause(error), ran };
+        let repeat = !error.is_builder() && (ask.repeatable || ran == Ran::No);
+        let error = Error::Unreachable { url, why, ran };
         Failure { error, trouble: repeat.then_some(Trouble::Connection), pause: None }
     }
 
@@ -275,12 +278,13 @@ pub(crate) fn root_cause(error: &reqwest::Error) -> String {
     chain(error).last().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Whether the server is not who it should be: asking again changes nothing.
-fn is_distrust(error: &reqwest::Error) -> bool {
-    chain(error).any(|cause| {
-        let wrapped = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        cause.is::<rustls::Error>() || wrapped.is_some_and(|wrapped| wrapped.is::<rustls::Error>())
-    })
+/// Whether the server is not who it should be: asking again changes nothing. An error of I/O names what it wraps not as its
+/// source but as its content, so both are followed.
+fn is_distrust(error: &(dyn StdError + 'static)) -> bool {
+    let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    error.is::<rustls::Error>()
+        || wrapped.is_some_and(|wrapped| is_distrust(wrapped))
+        || error.source().is_some_and(is_distrust)
 }
 
 fn chain<'a>(error: &'a reqwest::Error) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {

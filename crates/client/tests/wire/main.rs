@@ -5,6 +5,7 @@
 //! | [`server`] | a server that does exactly what it is told |
 //! | [`requests`] | what is asked again, what is not, and for how long |
 //! | [`reading`] | output over connections that break, lie and fall silent |
+//! | [`trust`] | servers that are, and are not, who they should be |
 
 // A test fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
@@ -12,6 +13,7 @@
 mod reading;
 mod requests;
 mod server;
+mod trust;
 
 use std::time::Duration;
 
@@ -26,11 +28,11 @@ fn client(server: &Server) -> Client {
 }
 
 fn client_of(url: &str) -> Client {
-    let patience = Patience { connection: Duration::from_secs(1), busy: Duration::from_secs(1) };
+    let patience = Patience { connection: Duration::from_secs(3), busy: Duration::from_secs(1) };
     let options = Options {
         patience,
         answer_within: Duration::from_secs(5),
-        silence_max: Duration::from_millis(200),
+        silence_max: Duration::from_secs(1),
         ..Options::default()
     };
     Client::with(url, "secret", options).unwrap()

@@ -221,6 +221,10 @@ async fn what_was_written_so_far_ends_where_the_server_says_so() {
     }
     assert_eq!(exec.next().await, Ok(None));
     assert_eq!(server.seen().len(), 2);
+    let body = text(&[OutputLine::Heartbeat, OutputLine::Heartbeat]);
+    let server = Server::start(move |_, _| Answer::cut(&body, usize::MAX).then_silence()).await;
+    let mut exec = client(&server).reader_of_now(&"s1".parse().unwrap(), &"e1".parse().unwrap());
+    assert_eq!(exec.next().await, Ok(None), "a server that goes on saying that nothing happens");
 }
 
 #[tokio::test]

@@ -137,7 +137,7 @@ async fn a_server_that_restarts_is_waited_for_and_one_that_is_down_is_not_for_ev
         matches!(&error, Error::Unreachable { ran: Ran::No, why, .. } if why.contains("refused")),
         "{error}"
     );
-    assert!(began.elapsed() < Duration::from_secs(3));
+    assert!(began.elapsed() < Duration::from_secs(9));
     let request = CreateSandbox::default();
     let (asking, server) = tokio::join!(client.create(&request), async {
         tokio::time::sleep(Duration::from_millis(300)).await;
