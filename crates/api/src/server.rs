@@ -46,6 +46,31 @@ pub struct NodeStatus {
     pub runtimes: Vec<String>,
 }
 
+/// A request to empty the machine, or to use it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Drain {
+    /// Whether new sandboxes are to be refused.
+    pub draining: bool,
+}
+
+/// How much of standard input has been taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Received {
+    /// Bytes from the first on.
+    pub received: u64,
+}
+
+/// How many processes got a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Signaled {
+    /// Processes of the exec that were there.
+    pub processes: u32,
+}
+
 /// Whether the server works: it lately started a sandbox, ran something in it and stopped it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

@@ -7,6 +7,7 @@
 //! | [`exec`], [`attach`], [`logs`] | commands in them |
 //! | [`events`], [`top`] | how they are doing, live |
 //! | [`key`], [`project`], [`drain`] | what an operator does |
+//! | [`serve`], [`configuration`] | `belljar serve`: this machine as a service |
 //! | [`doctor`] | `belljar doctor`: what this machine can do, proved by doing it |
 //! | [`advisories`] | which versions lack which known fixes |
 //! | [`template`] | `belljar template`: what sandboxes are made from |
@@ -23,6 +24,7 @@
 
 mod advisories;
 mod attach;
+mod configuration;
 mod connect;
 mod create;
 mod doctor;
@@ -40,6 +42,7 @@ mod project;
 mod quantity;
 mod request;
 mod run;
+mod serve;
 mod show;
 mod stop;
 mod template;
@@ -76,6 +79,8 @@ struct Arguments {
 enum Command {
     /// Runs one command in a fresh sandbox and ends the sandbox: on the server if one is configured, else on this machine.
     Run(run::Arguments),
+    /// Serves sandboxes of this machine to whoever has a key.
+    Serve(serve::Arguments),
     /// Makes a sandbox and writes its id.
     Create(create::Arguments),
     /// Lists sandboxes.
@@ -110,7 +115,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let mut runtime = match arguments.command {
+        Command::Serve(_) => tokio::runtime::Builder::new_multi_thread(),
+        // Whatever else there is to do is done as fast by one thread.
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = match runtime.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&platform(format!("cannot start: {error}"))),
     };
@@ -124,6 +134,7 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
     let Arguments { data, connection, command } = arguments;
     match command {
         Command::Run(run) => run::run(&data, &connection, run).await,
+        Command::Serve(serve) => serve::run(&data, &serve).await,
         Command::Create(create) => create::run(&connection, create).await,
         Command::List(list) => list::run(&connection, list).await,
         Command::Exec(exec) => exec::run(&connection, exec).await,

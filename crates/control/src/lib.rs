@@ -1,9 +1,34 @@
-//! The platform: who may ask for what, what has been asked for, and what became of it.
+//! The platform on one machine: who may ask for what, what has been asked for, and what became of it.
 //!
-//! | module | is |
+//! | module | holds |
 //! |---|---|
+//! | [`routes`] | the public API, a handler each |
+//! | [`caller`] | what a request brings: who asks, and with which body |
+//! | [`account`] | keys and rates |
+//! | [`platform`] | the decisions that are more than one step: create, find, stop, health |
+//! | [`output`] | an exec's output as lines of JSON |
+//! | [`follow`] | keeping the store true to the machine |
 //! | [`store`] | accounts and the history of sandboxes, in one SQLite file |
 //! | [`audit`] | who did what, in a file that only grows |
+//! | [`metrics`] | what is counted |
+//! | [`fault`] | how a refusal becomes an answer |
+//! | [`listen`] | connections within bounds, with or without TLS |
+//!
+//! Invariants: nothing is done for whoever shows no valid key; what belongs to another project is not there; every
+//! refusal is an [`api::Error`]; what a request begins goes on without it.
 
+#![forbid(unsafe_code)]
+
+pub mod account;
 pub mod audit;
+pub mod caller;
+pub mod fault;
+pub mod follow;
+pub mod listen;
+pub mod metrics;
+pub mod output;
+pub mod platform;
+pub mod routes;
 pub mod store;
+
+pub use platform::Platform;

@@ -87,13 +87,16 @@ impl Sandbox {
         Exec::attach(self.home.clone(), id)
     }
 
-    /// All its execs.
+    /// All its execs, without the one that was ours.
     ///
     /// # Errors
     /// The sandbox has ended or does not answer.
     pub async fn execs(&self) -> Result<Vec<ExecInfo>, Error> {
         let ask = Ask { method: Method::GET, path: "/execs".into(), body: Bytes::new() };
-        self.home.link.call(&ask, ANSWER_WITHIN).await
+        let mut execs: Vec<ExecInfo> = self.home.link.call(&ask, ANSWER_WITHIN).await?;
+        let own = first_exec();
+        execs.retain(|exec| exec.id != own);
+        Ok(execs)
     }
 
     /// What it uses now.
@@ -141,8 +144,7 @@ impl Sandbox {
             deadline_ms: Some(u64::try_from(ANSWER_WITHIN.as_millis()).unwrap_or(u64::MAX)),
             ..ExecSpec::default()
         };
-        let id = ExecId::from_random([0; 16]);
-        let collected = self.exec(id, &spec).await?.collect().await?;
+        let collected = self.exec(first_exec(), &spec).await?.collect().await?;
         if collected.end.outcome != (Outcome::Exited { code: 0 }) {
             return Err(Error::Posture(vec![format!(
                 "the first exec ended with {:?}",
@@ -153,6 +155,11 @@ impl Sandbox {
             Error::Posture(vec![format!("the first exec did not show its posture: {error}")])
         })
     }
+}
+
+/// The id of the exec in which a sandbox shows its posture.
+fn first_exec() -> ExecId {
+    ExecId::from_random([0; 16])
 }
 
 /// How a user process differs from what every tier promises for one.

@@ -1,0 +1,194 @@
+//! The configuration of `belljar serve`: a TOML file, each value with its meaning and its default.
+//!
+//! *As written* it may lack anything and hold nothing unknown; *as checked* it can be served. A wrong one stops the server before
+//! a port is bound. The reference in `docs/operate/configuration.md` is made from [`VALUES`] here.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use api::Error;
+use control::listen::TlsFiles;
+use node::admission::Bounds;
+use serde::{Deserialize, Serialize};
+
+/// The configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Configuration {
+    /// The address to listen on.
+    pub listen: SocketAddr,
+    /// The certificate of the server, as a PEM file.
+    pub tls_certificate: Option<PathBuf>,
+    /// Its key.
+    pub tls_key: Option<PathBuf>,
+    /// Whether plain HTTP may be spoken to other machines.
+    pub plain_http_anywhere: bool,
+    /// Sandboxes at once.
+    pub sandboxes_max: u32,
+    /// Memory that stays free.
+    pub memory_reserve_bytes: u64,
+    /// Disk that stays free.
+    pub disk_reserve_bytes: u64,
+    /// How the log is written.
+    pub log: Log,
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Log {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+    /// Not at all.
+    None,
+}
+
+/// Every value: its name, and what it means.
+pub const VALUES: [(&str, &str); 8] = [
+    ("listen", "The address and port to listen on. Port 0 is any free one."),
+    (
+        "tls_certificate",
+        "The server's certificate chain, as a PEM file. With `tls_key`, the server speaks HTTPS.",
+    ),
+    ("tls_key", "The key of that certificate, as a PEM file."),
+    (
+        "plain_http_anywhere",
+        "Allows plain HTTP on an address that other machines can reach: keys and output can be read on the way.",
+    ),
+    ("sandboxes_max", "The most sandboxes at once; more are refused with `capacity`."),
+    ("memory_reserve_bytes", "Memory that stays free: below it, new sandboxes are refused with `capacity`."),
+    ("disk_reserve_bytes", "Disk that stays free in the data directory, likewise."),
+    ("log", "How the log is written to standard error: `text`, `json` or `none`."),
+];
+
+impl Default for Configuration {
+    fn default() -> Self {
+        let bounds = Bounds::default();
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
+            tls_certificate: None,
+            tls_key: None,
+            plain_http_anywhere: false,
+            sandboxes_max: bounds.sandboxes_max,
+            memory_reserve_bytes: bounds.memory_reserve_bytes,
+            disk_reserve_bytes: bounds.disk_reserve_bytes,
+            log: Log::Text,
+        }
+    }
+}
+
+impl Configuration {
+    /// Reads a file, or takes the defaults where there is none.
+    pub fn read(path: Option<&Path>) -> Result<Self, Error> {
+        let Some(path) = path else { return Ok(Self::default()) };
+        let wrong = |why: String| {
+            Error::invalid(
+                format!("the configuration {} cannot be used: {why}", path.display()),
+                "Mend what the message names; `belljar serve --print-config` shows every value.",
+            )
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+        toml::from_str(&text).map_err(|error| wrong(error.to_string()))
+    }
+
+    /// Refuses what must not be served.
+    pub fn check(&self) -> Result<(), Error> {
+        let tls = self.tls()?;
+        if tls.is_none() && !self.listen.ip().is_loopback() && !self.plain_http_anywhere {
+            return Err(Error::invalid(
+                format!("{} can be reached from other machines, and there is no certificate", self.listen),
+                "Give tls_certificate and tls_key, or listen on 127.0.0.1, or say plain_http_anywhere = true if \
+                 something in front of it speaks TLS.",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The certificate and the key, if there are both.
+    pub fn tls(&self) -> Result<Option<TlsFiles>, Error> {
+        match (&self.tls_certificate, &self.tls_key) {
+            (Some(certificate), Some(key)) => {
+                Ok(Some(TlsFiles { certificate: certificate.clone(), key: key.clone() }))
+            }
+            (None, None) => Ok(None),
+            _ => Err(Error::invalid("tls_certificate and tls_key belong together", "Give both, or neither.")),
+        }
+    }
+
+    /// What the machine holds back.
+    pub fn bounds(&self) -> Bounds {
+        Bounds {
+            sandboxes_max: self.sandboxes_max,
+            memory_reserve_bytes: self.memory_reserve_bytes,
+            disk_reserve_bytes: self.disk_reserve_bytes,
+        }
+    }
+
+    /// The configuration as a file, with what each value means.
+    pub fn explained(&self) -> String {
+        let values = toml::Table::try_from(self).unwrap_or_default();
+        let mut text = String::new();
+        for (name, meaning) in VALUES {
+            let _ = match values.get(name) {
+                Some(value) => writeln!(text, "# {meaning}\n{name} = {value}\n"),
+                None => writeln!(text, "# {meaning}\n# {name} =\n"),
+            };
+        }
+        text
+    }
+
+    /// The page of the reference.
+    #[cfg(test)]
+    fn reference() -> String {
+        let values = toml::Table::try_from(Self::default()).unwrap_or_default();
+        let mut text = String::from(
+            "# Configuration\n\nMade from the code: `belljar serve --print-config` shows the same for a running configuration.\n\n\
+             | value | default | means |\n|---|---|---|\n",
+        );
+        for (name, meaning) in VALUES {
+            let value = values.get(name).map_or("none".to_owned(), |value| format!("`{value}`"));
+            let _ = writeln!(text, "| `{name}` | {value} | {meaning} |");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_is_explained_and_what_is_printed_can_be_read() {
+        let configuration = Configuration::default();
+        let values = toml::Table::try_from(&configuration).unwrap();
+        assert!(values.keys().all(|name| VALUES.iter().any(|(known, _)| known == name)));
+        assert_eq!(toml::from_str::<Configuration>(&configuration.explained()).unwrap(), configuration);
+    }
+
+    #[test]
+    fn the_reference_is_that_of_the_code() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operate/configuration.md");
+        if std::env::var_os("BELLJAR_WRITE").is_some() {
+            std::fs::write(path, Configuration::reference()).unwrap();
+        }
+        assert_eq!(
+            std::fs::read_to_string(path).unwrap(),
+            Configuration::reference(),
+            "BELLJAR_WRITE=1 writes it anew"
+        );
+    }
+
+    #[test]
+    fn plain_http_stays_on_this_machine_unless_told_otherwise() {
+        // D-01
+        let open = Configuration { listen: "0.0.0.0:7070".parse().unwrap(), ..Configuration::default() };
+        assert!(open.check().is_err());
+        assert!(Configuration { plain_http_anywhere: true, ..open.clone() }.check().is_ok());
+        let half = Configuration { tls_key: Some("k".into()), ..Configuration::default() };
+        assert!(half.check().is_err());
+        assert!(toml::from_str::<Configuration>("insecure = true").is_err());
+    }
+}

@@ -1,0 +1,182 @@
+//! `belljar serve`: this machine as a service.
+//!
+//! ```text
+//! configuration checked ─▶ machine opened: what runs is taken over ─▶ store made true ─▶ listening
+//! ```
+//!
+//! There is no orderly end: a signal ends the process, sandboxes go on, and the next `serve` takes them over.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use api::Error;
+use api::account::{CreateKey, NewKey, Quota, Role};
+use control::audit::{Act, Audit, Entry};
+use control::store::Store;
+use control::{Platform, account, follow, listen, routes};
+use node::{Machine, Node, clock};
+use runtime::Runtime;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::configuration::{Configuration, Log};
+use crate::{platform, show};
+
+/// The project that the first key belongs to.
+const FIRST_PROJECT: &str = "default";
+
+/// How to serve.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  belljar serve\n  belljar serve --listen 127.0.0.1:0 --first-key /root/belljar.key\n  \
+    belljar serve --config /etc/belljar.toml\n  belljar serve --print-config"
+)]
+pub struct Arguments {
+    /// The configuration file; what it does not say has its default.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The address to listen on, instead of the configured one.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Writes the first key to this file, readable by its owner only, instead of showing it.
+    #[arg(long, value_name = "FILE")]
+    first_key: Option<PathBuf>,
+    /// Shows the configuration that would be used, with what each value means, and ends.
+    #[arg(long)]
+    print_config: bool,
+}
+
+/// Serves until a signal comes.
+pub async fn run(data: &Path, arguments: &Arguments) -> Result<ExitCode, Error> {
+    let mut configuration = Configuration::read(arguments.config.as_deref())?;
+    if let Some(listen) = arguments.listen {
+        configuration.listen = listen;
+    }
+    configuration.check()?;
+    if arguments.print_config {
+        show::line(configuration.explained().trim_end());
+        return Ok(ExitCode::SUCCESS);
+    }
+    log(configuration.log);
+    more_descriptors();
+    serve(data, &configuration, arguments).await
+}
+
+async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments) -> Result<ExitCode, Error> {
+    let acceptor = configuration.tls()?.map(|files| listen::tls(&files));
+    let acceptor = acceptor.transpose().map_err(|error| platform(node::error::chain(&error)))?;
+    let machine = Machine::open(data).map_err(|error| error.to_api())?;
+    let node = Node::open(&machine, runtimes(&machine)?, configuration.bounds()).await;
+    let node = node.map_err(|error| error.to_api())?;
+    let store =
+        Store::open(&data.join("belljar.db")).await.map_err(|error| platform(node::error::chain(&error)))?;
+    let audit = Audit::open(&data.join("audit.log"), clock::wall_ms())
+        .map_err(|error| platform(node::error::chain(&error)))?;
+    let new = first_key(&store).await?;
+    let platform = Arc::new(Platform::new(node, store, audit));
+    follow::begin(&platform).await.map_err(|error| crate::platform(node::error::chain(&error)))?;
+    let listener = TcpListener::bind(configuration.listen).await.map_err(|error| Error {
+        fix: "Stop what uses that address, or choose another one with --listen.".into(),
+        ..crate::platform(format!("cannot listen on {}: {error}", configuration.listen))
+    })?;
+    let address = listener.local_addr().unwrap_or(configuration.listen);
+    tokio::spawn(follow::follow(Arc::clone(&platform)));
+    tokio::spawn(follow::tidy(Arc::clone(&platform)));
+    let trying = Arc::clone(&platform);
+    tokio::spawn(async move { trying.try_sandboxes().await });
+    tokio::spawn(listen::serve(listener, acceptor, routes::router(Arc::clone(&platform))));
+    platform.audit.record(Entry::new(clock::wall_ms(), Act::ServerStart));
+    let scheme = if configuration.tls()?.is_some() { "https" } else { "http" };
+    announce(&format!("{scheme}://{address}"), new.as_ref(), arguments)?;
+    wait_for_end().await?;
+    platform.audit.record(Entry::new(clock::wall_ms(), Act::ServerStop));
+    platform.audit.flush().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The runtimes of this machine, the weakest wall first.
+fn runtimes(machine: &Machine) -> Result<Vec<Arc<dyn Runtime>>, Error> {
+    let mut found = Vec::new();
+    for flavor in Machine::flavors() {
+        if flavor.clone().find().is_ok() {
+            found.push(machine.runtime(flavor.name).map_err(|error| error.to_api())?);
+        }
+    }
+    if found.is_empty() {
+        // Says which are known and what to install.
+        machine.at_least(runtime::Tier::Container).map_err(|error| error.to_api())?;
+    }
+    Ok(found)
+}
+
+/// Makes the first key of a store that has none. There is no way to serve without one.
+async fn first_key(store: &Store) -> Result<Option<NewKey>, Error> {
+    let failed = |error: control::store::Error| platform(node::error::chain(&error));
+    if store.has_keys().await.map_err(failed)? {
+        return Ok(None);
+    }
+    let now = clock::wall_ms();
+    store.put_project(FIRST_PROJECT, &Quota::default(), now).await.map_err(failed)?;
+    let label = "first".to_owned();
+    let ask = CreateKey { project: FIRST_PROJECT.into(), role: Role::Admin, label, valid_ms: None };
+    let (new, hash) = account::mint(&ask, now).map_err(|fault| fault.error().clone())?;
+    store.create_key(&new.key, &hash).await.map_err(failed)?;
+    Ok(Some(new))
+}
+
+fn announce(url: &str, new: Option<&NewKey>, arguments: &Arguments) -> Result<(), Error> {
+    if let Some(new) = new {
+        match &arguments.first_key {
+            Some(path) => write_key(path, &new.secret)?,
+            None => show::line(&format!(
+                "The first key, shown this once: an administrator's, of project {FIRST_PROJECT}.\n\n  \
+                 export BELLJAR_SERVER={url}\n  export BELLJAR_KEY={}\n",
+                new.secret
+            )),
+        }
+    }
+    show::line(&format!("belljar serves {url}"));
+    Ok(())
+}
+
+fn write_key(path: &Path, secret: &str) -> Result<(), Error> {
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+    file.and_then(|mut file| writeln!(file, "{secret}")).map_err(|error| Error {
+        fix: "The key is lost: mend the path, move the store away and start again.".into(),
+        ..platform(format!("cannot write the first key to {}: {error}", path.display()))
+    })
+}
+
+async fn wait_for_end() -> Result<(), Error> {
+    let watch = |kind| signal(kind).map_err(|error| platform(format!("cannot watch for signals: {error}")));
+    let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(())
+}
+
+/// Each sandbox takes four descriptors and each connection one; the usual limit is far below what a full machine needs.
+fn more_descriptors() {
+    let now = getrlimit(Resource::Nofile);
+    let wanted = Rlimit { current: now.maximum, maximum: now.maximum };
+    let _ = setrlimit(Resource::Nofile, wanted);
+}
+
+fn log(form: Log) {
+    let builder = tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false);
+    let started = match form {
+        Log::Text => builder.with_ansi(false).try_init(),
+        Log::Json => builder.json().flatten_event(true).try_init(),
+        Log::None => Ok(()),
+    };
+    // Somebody else's logger is as good.
+    drop(started);
+}

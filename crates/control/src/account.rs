@@ -1,0 +1,269 @@
+//! Keys: how they are made, and how one that comes with a request is known.
+//!
+//! A secret is 32 random bytes in lower-case hexadecimal, with or without `e2b_` in front. Its SHA-256 is kept, the secret
+//! is not: with that much entropy a slow hash would protect nothing more. Unknown, revoked, expired and malformed keys take
+//! the same work and get the same answer.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::account::{CreateKey, Key, NewKey, Project, Quota, Role};
+use api::{Error, ErrorCode, Layer, Ran, Retry};
+use governor::clock::{Clock, DefaultClock};
+use governor::{DefaultDirectRateLimiter, RateLimiter};
+use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
+
+use crate::fault::{Answer, Fault};
+use crate::store::Store;
+
+/// Keys known in memory. A server with more asks the store again now and then.
+const KNOWN_MAX: usize = 10_000;
+/// Wrong keys from one address in a minute, before they are refused without a look.
+const WRONG_PER_MINUTE: u32 = 30;
+/// Addresses whose wrong keys are counted.
+const ADDRESSES_MAX: usize = 10_000;
+/// Open streams of one project: each may hold a megabyte of unread output here.
+pub const STREAMS_MAX: usize = 512;
+/// Execs of one project that are being started at once.
+pub const LAUNCHES_MAX: usize = 256;
+
+/// A key that was shown, and the project it acts for.
+pub struct Account {
+    /// The key.
+    pub key: Key,
+    /// The project's quota.
+    pub quota: Quota,
+    /// What its project shares.
+    pub share: Arc<Share>,
+}
+
+/// What all keys of a project share: rates, and places for what is under way.
+pub struct Share {
+    creates: DefaultDirectRateLimiter,
+    execs: DefaultDirectRateLimiter,
+    /// Places for open streams.
+    pub streams: Arc<Semaphore>,
+    /// Places for execs being started.
+    pub launches: Arc<Semaphore>,
+}
+
+/// What is known of keys in memory. This process alone writes the store, so what is known here is true.
+#[derive(Default)]
+pub struct Accounts {
+    known: Mutex<HashMap<[u8; 32], Arc<Account>>>,
+    shares: Mutex<HashMap<String, Arc<Share>>>,
+    wrong: Mutex<HashMap<IpAddr, Arc<DefaultDirectRateLimiter>>>,
+}
+
+/// Which of a project's rates.
+#[derive(Clone, Copy)]
+pub enum Rate {
+    /// Creating sandboxes.
+    Create,
+    /// Starting execs.
+    Exec,
+}
+
+impl Accounts {
+    /// The account of whoever shows this secret.
+    ///
+    /// # Errors
+    /// `unauthorized`, always with the same words; `rate_limited` for an address that tries too many.
+    pub async fn authenticate(
+        &self,
+        store: &Store,
+        secret: Option<&str>,
+        from: Option<IpAddr>,
+        now_ms: u64,
+    ) -> Answer<Arc<Account>> {
+        let shown = secret.unwrap_or_default();
+        let hash = hash(shown.strip_prefix("e2b_").unwrap_or(shown));
+        let known = locked(&self.known).get(&hash).cloned();
+        let account = match known {
+            Some(account) => Some(account),
+            None if secret.is_none() => None,
+            None => store.key_by_hash(&hash).await?.map(|(key, project)| self.learn(hash, key, &project)),
+        };
+        match account.filter(|account| account.key.expires_at_ms.is_none_or(|end| end > now_ms)) {
+            Some(account) => Ok(account),
+            None => Err(self.refuse(from)),
+        }
+    }
+
+    /// Forgets what is known: keys or quotas have changed.
+    pub fn forget(&self) {
+        locked(&self.known).clear();
+        locked(&self.shares).clear();
+    }
+
+    fn learn(&self, hash: [u8; 32], key: Key, project: &Project) -> Arc<Account> {
+        let share = Arc::clone(
+            locked(&self.shares)
+                .entry(key.project.clone())
+                .or_insert_with(|| Arc::new(Share::of(&project.quota))),
+        );
+        let account = Arc::new(Account { key, quota: project.quota, share });
+        let mut known = locked(&self.known);
+        if known.len() >= KNOWN_MAX {
+            known.clear();
+        }
+        known.insert(hash, Arc::clone(&account));
+        account
+    }
+
+    fn refuse(&self, from: Option<IpAddr>) -> Fault {
+        let mut wrong = locked(&self.wrong);
+        if wrong.len() >= ADDRESSES_MAX {
+            wrong.clear();
+        }
+        let per_minute = governor::Quota::per_minute(at_least_one(WRONG_PER_MINUTE));
+        let limiter = from.map(|from| {
+            Arc::clone(wrong.entry(from).or_insert_with(|| Arc::new(RateLimiter::direct(per_minute))))
+        });
+        drop(wrong);
+        if let Some(wait) = limiter.and_then(|limiter| wait(&limiter)) {
+            return Fault::from(Error {
+                code: ErrorCode::RateLimited,
+                message: "too many requests without a valid key came from this address".into(),
+                layer: Layer::Policy,
+                ran: Ran::No,
+                retry: Retry::Safe,
+                fix: "Wait, and then send a valid key.".into(),
+            })
+            .after(wait);
+        }
+        Error {
+            code: ErrorCode::Unauthorized,
+            message: "the request carries no valid key".into(),
+            layer: Layer::Policy,
+            ran: Ran::No,
+            retry: Retry::Useless,
+            fix: "Send `Authorization: Bearer KEY` with a key made by `belljar key create`.".into(),
+        }
+        .into()
+    }
+}
+
+impl Account {
+    /// Refuses a key whose role is less than this.
+    ///
+    /// # Errors
+    /// `forbidden`.
+    pub fn require(&self, role: Role) -> Answer<()> {
+        if self.key.role >= role {
+            return Ok(());
+        }
+        Err(Error {
+            code: ErrorCode::Forbidden,
+            message: format!("this needs a key of role {}", name(role)),
+            layer: Layer::Policy,
+            ran: Ran::No,
+            retry: Retry::Useless,
+            fix: "Use a key with that role; an administrator can make one with `belljar key create`.".into(),
+        }
+        .into())
+    }
+
+    /// Refuses what comes faster than the project's quota allows.
+    ///
+    /// # Errors
+    /// `rate_limited`, with when to ask again.
+    pub fn pace(&self, rate: Rate) -> Answer<()> {
+        let (limiter, what, most) = match rate {
+            Rate::Create => (&self.share.creates, "creates_per_second", self.quota.creates_per_second),
+            Rate::Exec => (&self.share.execs, "execs_per_second", self.quota.execs_per_second),
+        };
+        match wait(limiter) {
+            None => Ok(()),
+            Some(wait) => Err(busy(format!("the project's quota of {what} is {most}")).after(wait)),
+        }
+    }
+}
+
+impl Share {
+    fn of(quota: &Quota) -> Self {
+        let rate = |per_second: u32, burst: u32| {
+            let quota = governor::Quota::per_second(at_least_one(per_second));
+            RateLimiter::direct(quota.allow_burst(at_least_one(per_second.saturating_mul(burst))))
+        };
+        Self {
+            creates: rate(quota.creates_per_second, 10),
+            execs: rate(quota.execs_per_second, 2),
+            streams: Arc::new(Semaphore::new(STREAMS_MAX)),
+            launches: Arc::new(Semaphore::new(LAUNCHES_MAX)),
+        }
+    }
+}
+
+/// A fresh key, and the hash under which it is kept.
+///
+/// # Errors
+/// The kernel has no random bytes.
+pub fn mint(ask: &CreateKey, now_ms: u64) -> Answer<(NewKey, [u8; 32])> {
+    let secret = hexadecimal(&random()?);
+    let hint = secret.get(secret.len() - 4..).unwrap_or_default().to_owned();
+    let id = format!("k{}", hexadecimal(random()?.get(..8).unwrap_or_default()));
+    let key = Key {
+        id,
+        project: ask.project.clone(),
+        role: ask.role,
+        label: ask.label.clone(),
+        hint,
+        created_at_ms: now_ms,
+        expires_at_ms: ask.valid_ms.map(|valid| now_ms.saturating_add(valid)),
+    };
+    let hash = hash(&secret);
+    Ok((NewKey { key, secret }, hash))
+}
+
+/// The error for what cannot be taken right now.
+pub fn busy(message: String) -> Fault {
+    Error {
+        code: ErrorCode::RateLimited,
+        message,
+        layer: Layer::Policy,
+        ran: Ran::No,
+        retry: Retry::Safe,
+        fix: "Ask again after the time in Retry-After, or ask an administrator for a larger quota.".into(),
+    }
+    .into()
+}
+
+fn name(role: Role) -> &'static str {
+    match role {
+        Role::Read => "read",
+        Role::Write => "write",
+        Role::Admin => "admin",
+    }
+}
+
+fn wait(limiter: &DefaultDirectRateLimiter) -> Option<Duration> {
+    limiter.check().err().map(|not_until| not_until.wait_time_from(DefaultClock::default().now()))
+}
+
+fn at_least_one(number: u32) -> NonZeroU32 {
+    NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN)
+}
+
+fn random() -> Answer<[u8; 32]> {
+    let mut bytes = [0; 32];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| node::Error::System { act: "read random bytes".into(), source: error.into() })?;
+    Ok(bytes)
+}
+
+fn hash(secret: &str) -> [u8; 32] {
+    Sha256::digest(secret).into()
+}
+
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

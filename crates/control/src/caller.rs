@@ -1,0 +1,221 @@
+//! What a request brings: who asks, under which idempotency key, and with which body.
+//!
+//! Who asks is decided on the headers, before a byte of the body is read.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::server::{IDEMPOTENCY_BYTES_MAX, IDEMPOTENCY_HEADER};
+use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
+use axum::body::{Body, to_bytes};
+use axum::extract::{ConnectInfo, FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::{HeaderMap, header, request::Parts};
+use bytes::Bytes;
+use node::clock;
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+
+use crate::account::Account;
+use crate::audit::{Act, Entry};
+use crate::fault::{Answer, Fault};
+use crate::platform::Platform;
+
+/// A body that takes longer is not coming.
+const BODY_WITHIN: Duration = Duration::from_secs(30);
+
+/// Whoever asks, with a key that is valid.
+pub struct Caller(pub Arc<Account>);
+
+/// The idempotency key of a request, if it has one.
+pub struct Idempotency(pub Option<String>);
+
+/// A body of JSON.
+pub struct Sent<T>(pub T);
+
+/// What the path names.
+pub struct At<T>(pub T);
+
+/// What stands behind the question mark.
+pub struct Asked<T>(pub T);
+
+impl Deref for Caller {
+    type Target = Account;
+
+    fn deref(&self) -> &Account {
+        &self.0
+    }
+}
+
+impl FromRequestParts<Arc<Platform>> for Caller {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, platform: &Arc<Platform>) -> Answer<Self> {
+        let from = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip());
+        let secret = secret(&parts.headers);
+        match platform.accounts.authenticate(&platform.store, secret, from, clock::wall_ms()).await {
+            Ok(account) => Ok(Self(account)),
+            Err(fault) => {
+                if fault.error().code == ErrorCode::Unauthorized {
+                    let from = from.as_ref().map(IpAddr::to_string).unwrap_or_default();
+                    platform
+                        .audit
+                        .record(Entry::new(clock::wall_ms(), Act::AuthenticateFailed).detail(&from));
+                }
+                Err(fault)
+            }
+        }
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Idempotency {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+        let mut values = parts.headers.get_all(IDEMPOTENCY_HEADER).iter();
+        let (Some(value), None) = (values.next(), values.next()) else {
+            return match parts.headers.contains_key(IDEMPOTENCY_HEADER) {
+                false => Ok(Self(None)),
+                true => Err(Error::invalid("there are two idempotency keys", "Send one.").into()),
+            };
+        };
+        let text = value.to_str().unwrap_or_default();
+        if text.is_empty() || text.len() > IDEMPOTENCY_BYTES_MAX {
+            return Err(Error::invalid(
+                "the idempotency key is empty, too long or not text",
+                format!("Use 1 to {IDEMPOTENCY_BYTES_MAX} printable ASCII characters."),
+            )
+            .into());
+        }
+        Ok(Self(Some(text.to_owned())))
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for At<T> {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
+        match Path::from_request_parts(parts, state).await {
+            Ok(Path(value)) => Ok(Self(value)),
+            Err(error) => Err(Error::invalid(error.body_text(), "Mend the path.").into()),
+        }
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
+        match Query::from_request_parts(parts, state).await {
+            Ok(Query(value)) => Ok(Self(value)),
+            Err(error) => Err(Error::invalid(error.body_text(), "Mend the query.").into()),
+        }
+    }
+}
+
+impl Idempotency {
+    /// The id of an exec: always the same for the same key, and a fresh one without a key.
+    ///
+    /// # Errors
+    /// The kernel has no random bytes.
+    pub fn exec_id(&self) -> Answer<ExecId> {
+        let mut bytes = [0; 16];
+        match &self.0 {
+            Some(key) => bytes.iter_mut().zip(Sha256::digest(key)).for_each(|(to, from)| *to = from),
+            None => {
+                rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(
+                    |error| node::Error::System { act: "read random bytes".into(), source: error.into() },
+                )?;
+            }
+        }
+        Ok(ExecId::from_random(bytes))
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Sent<T> {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, _: &S) -> Answer<Self> {
+        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
+        if kind != Some("application/json") {
+            return Err(
+                Error::invalid("the body is not JSON", "Send `content-type: application/json`.").into()
+            );
+        }
+        let bytes = whole(request, limits::BODY_BYTES_MAX).await?;
+        let value = serde_json::from_slice(&bytes).map_err(|error| {
+            Error::invalid(
+                format!("the body is not what was expected: {error}"),
+                "Mend what the message names; the fields are in the API description.",
+            )
+        })?;
+        Ok(Self(value))
+    }
+}
+
+/// A whole body of at most so many bytes.
+///
+/// # Errors
+/// It is longer, packed, or does not come.
+pub async fn whole(request: Request, most: usize) -> Answer<Bytes> {
+    if request.headers().contains_key(header::CONTENT_ENCODING) {
+        return Err(Error::invalid("the body is packed", "Send it without content-encoding.").into());
+    }
+    let length = request
+        .headers()
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|length| length > most as u64) {
+        return Err(too_large(most).into());
+    }
+    let body: Body = request.into_body();
+    match tokio::time::timeout(BODY_WITHIN, to_bytes(body, most)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(error)) if is_too_long(&error) => Err(too_large(most).into()),
+        Ok(Err(_)) => Err(Error::invalid("the body broke off", "Send the request again.").into()),
+        Err(_) => Err(Error {
+            retry: Retry::Safe,
+            ..Error::invalid(format!("the body did not come within {BODY_WITHIN:?}"), "Send it faster.")
+        }
+        .into()),
+    }
+}
+
+fn is_too_long(error: &axum::Error) -> bool {
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = cause {
+        if error.to_string().contains("length limit") {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn too_large(most: usize) -> Error {
+    Error {
+        code: ErrorCode::TooLarge,
+        message: format!("the body is longer than {most} bytes"),
+        layer: Layer::UserCode,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: "Send less; large input goes through standard input in pieces.".into(),
+    }
+}
+
+/// The one secret that a request shows. Two are none.
+fn secret(headers: &HeaderMap) -> Option<&str> {
+    let mut bearer = headers.get_all(header::AUTHORIZATION).iter();
+    let mut named = headers.get_all("x-api-key").iter();
+    match (bearer.next(), named.next(), bearer.next(), named.next()) {
+        (Some(value), None, None, None) => {
+            let text = value.to_str().ok()?;
+            let (scheme, secret) = text.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
+        }
+        (None, Some(value), None, None) => value.to_str().ok(),
+        _ => None,
+    }
+}

@@ -1,0 +1,158 @@
+//! How a refusal becomes an answer. This is the only place that knows both errors and HTTP.
+
+use std::time::Duration;
+
+use api::{Error, ErrorCode, Layer, Ran, Retry};
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use crate::store;
+
+/// When to ask again, where nothing better is known: a start or a stop takes a tenth of this.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Why a request was refused, on its way out.
+#[derive(Debug)]
+pub struct Fault {
+    error: Error,
+    after: Option<Duration>,
+}
+
+/// What every handler answers.
+pub type Answer<T> = Result<T, Fault>;
+
+impl Fault {
+    /// The error that will be told.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// Says when to ask again.
+    #[must_use]
+    pub fn after(self, after: Duration) -> Self {
+        Self { after: Some(after), ..self }
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        let after = match error.code {
+            ErrorCode::Capacity
+            | ErrorCode::QuotaExceeded
+            | ErrorCode::RateLimited
+            | ErrorCode::StoreUnavailable => Some(AGAIN),
+            ErrorCode::SpawnFailed
+            | ErrorCode::InvalidRequest
+            | ErrorCode::LimitExceeded
+            | ErrorCode::NotFound
+            | ErrorCode::Conflict
+            | ErrorCode::Unsupported
+            | ErrorCode::Unauthorized
+            | ErrorCode::Forbidden
+            | ErrorCode::TierUnavailable
+            | ErrorCode::TooLarge
+            | ErrorCode::VersionUnsupported
+            | ErrorCode::PostureMismatch
+            | ErrorCode::SandboxLost
+            | ErrorCode::Protocol
+            | ErrorCode::Deadline
+            | ErrorCode::Platform => None,
+        };
+        Self { error, after }
+    }
+}
+
+impl From<node::Error> for Fault {
+    fn from(error: node::Error) -> Self {
+        error.to_api().into()
+    }
+}
+
+impl From<store::Error> for Fault {
+    fn from(error: store::Error) -> Self {
+        let message = node::error::chain(&error);
+        let refuse = |code, layer, retry, fix: &str| Error {
+            code,
+            message: message.clone(),
+            layer,
+            ran: Ran::No,
+            retry,
+            fix: fix.into(),
+        };
+        let told = match error {
+            store::Error::Unavailable { .. } | store::Error::Damaged(_) | store::Error::Newer { .. } => {
+                refuse(
+                    ErrorCode::StoreUnavailable,
+                    Layer::Platform,
+                    Retry::Safe,
+                    "Ask again in a moment; what runs goes on. If it lasts, look at the server's log and its disk.",
+                )
+            }
+            store::Error::Conflict => refuse(
+                ErrorCode::Conflict,
+                Layer::UserCode,
+                Retry::Useless,
+                "Use a new idempotency key for a new request.",
+            ),
+            store::Error::NameTaken(_) => refuse(
+                ErrorCode::Conflict,
+                Layer::UserCode,
+                Retry::Useless,
+                "Choose another name, or stop that sandbox first.",
+            ),
+            store::Error::Quota { .. } => refuse(
+                ErrorCode::QuotaExceeded,
+                Layer::Policy,
+                Retry::Safe,
+                "Stop sandboxes that are not needed, or ask an administrator for a larger quota.",
+            ),
+            store::Error::NoProject(_) => refuse(
+                ErrorCode::NotFound,
+                Layer::UserCode,
+                Retry::Useless,
+                "List the projects, or make this one first.",
+            ),
+            store::Error::Cursor => refuse(
+                ErrorCode::InvalidRequest,
+                Layer::UserCode,
+                Retry::Useless,
+                "Use `next` of the page before, as it is, or no cursor.",
+            ),
+        };
+        told.into()
+    }
+}
+
+impl IntoResponse for Fault {
+    fn into_response(self) -> Response {
+        let mut response = (status(self.error.code), Json(&self.error)).into_response();
+        if let Some(after) = self.after {
+            let seconds = after.as_secs().max(1);
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+/// The status for each code. The code says more; the status is for what stands between.
+fn status(code: ErrorCode) -> StatusCode {
+    match code {
+        ErrorCode::InvalidRequest
+        | ErrorCode::LimitExceeded
+        | ErrorCode::SpawnFailed
+        | ErrorCode::VersionUnsupported => StatusCode::BAD_REQUEST,
+        ErrorCode::Unauthorized => StatusCode::UNAUTHORIZED,
+        ErrorCode::Forbidden => StatusCode::FORBIDDEN,
+        ErrorCode::NotFound => StatusCode::NOT_FOUND,
+        ErrorCode::Conflict => StatusCode::CONFLICT,
+        ErrorCode::SandboxLost => StatusCode::GONE,
+        ErrorCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        ErrorCode::QuotaExceeded | ErrorCode::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+        ErrorCode::Unsupported | ErrorCode::TierUnavailable => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorCode::Capacity | ErrorCode::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorCode::Deadline => StatusCode::GATEWAY_TIMEOUT,
+        ErrorCode::Protocol => StatusCode::BAD_GATEWAY,
+        ErrorCode::PostureMismatch | ErrorCode::Platform => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}

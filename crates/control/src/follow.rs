@@ -1,0 +1,112 @@
+//! Keeping the store true to the machine.
+//!
+//! The node is the authority on what runs; the store on what was asked for and what became of it. The node tells the end of a
+//! sandbox until the store has it, and only then forgets it. What the store lacks is put there: an empty store never ends
+//! a sandbox.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::sandbox::{EndReason, Sandbox, SandboxEvent, SandboxState};
+use node::clock;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::{Instant, timeout_at};
+
+use crate::audit::{Act, Entry};
+use crate::platform::Platform;
+use crate::store;
+
+/// Everything is compared this often, whatever was heard.
+const COMPARE_EVERY: Duration = Duration::from_secs(5);
+/// How long the end of a sandbox is remembered. A cause must be there a day later; a week is for people.
+const REMEMBER: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Layers that nobody uses are removed, and old ends forgotten, this often.
+const TIDY_EVERY: Duration = Duration::from_secs(600);
+
+/// Makes the store true to the machine, once, before anything is served.
+///
+/// # Errors
+/// The store does not answer.
+pub async fn begin(platform: &Platform) -> Result<(), store::Error> {
+    for shown in platform.node.list() {
+        keep(platform, &shown).await?;
+    }
+    for sandbox in platform.store.live().await? {
+        if platform.node.find(&sandbox.id).is_some() {
+            continue;
+        }
+        // The node writes down what it begins before it does: what it does not know was never begun, or its disk is new.
+        let reason = match sandbox.state {
+            SandboxState::Starting => EndReason::Interrupted,
+            SandboxState::Running | SandboxState::Stopping | SandboxState::Ended | SandboxState::Lost => {
+                EndReason::Died
+            }
+        };
+        let ended = Sandbox {
+            state: reason.state(),
+            reason: Some(reason),
+            ended_at_ms: Some(clock::wall_ms()),
+            ..sandbox
+        };
+        platform.store.moved(&ended).await?;
+    }
+    Ok(())
+}
+
+/// Keeps it true from then on.
+pub async fn follow(platform: Arc<Platform>) {
+    let mut events = platform.node.events();
+    loop {
+        let until = Instant::now() + COMPARE_EVERY;
+        // One change is written when it is heard; what could not be written, or was missed, is found by comparing.
+        while let Ok(heard) = timeout_at(until, events.recv()).await {
+            match heard {
+                Ok(SandboxEvent::Changed { sandbox }) => {
+                    platform.metrics.changed(&sandbox);
+                    let _ = keep(&platform, &sandbox).await;
+                }
+                Ok(SandboxEvent::Expiring { .. } | SandboxEvent::Missed { .. } | SandboxEvent::Heartbeat)
+                | Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return,
+            }
+        }
+        for shown in platform.node.list() {
+            if shown.state.is_terminal() {
+                let _ = keep(&platform, &shown).await;
+            }
+        }
+    }
+}
+
+/// Forgets what is old, and removes layers that nobody uses.
+pub async fn tidy(platform: Arc<Platform>) {
+    loop {
+        let before = clock::wall_ms().saturating_sub(clock::millis(REMEMBER));
+        if let Err(error) = platform.store.prune(before).await {
+            tracing::warn!(error = node::error::chain(&error), "old sandboxes are not forgotten yet");
+        }
+        if let Err(error) = platform.node.tidy().await {
+            tracing::warn!(error = node::error::chain(&error), "unused layers are not removed yet");
+        }
+        tokio::time::sleep(TIDY_EVERY).await;
+    }
+}
+
+/// Has the store take note of a sandbox, and the node forget it if it has ended.
+async fn keep(platform: &Platform, shown: &Sandbox) -> Result<(), store::Error> {
+    let moved = platform.store.moved(shown).await?;
+    if !moved {
+        platform.store.adopt(shown).await?;
+    }
+    if shown.state.is_terminal() {
+        if moved {
+            let reason = shown.reason.map_or("", EndReason::name);
+            let entry = Entry::new(clock::wall_ms(), Act::SandboxEnd).project(&shown.project);
+            platform.audit.record(entry.sandbox(&shown.id).detail(reason));
+        }
+        if let Err(error) = platform.node.forget(&shown.id) {
+            tracing::warn!(sandbox = %shown.id, error = node::error::chain(&error), "not forgotten yet");
+        }
+    }
+    Ok(())
+}

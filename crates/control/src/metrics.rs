@@ -1,0 +1,115 @@
+//! What is counted, in the form that Prometheus reads.
+
+use std::fmt::Write as _;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use api::ErrorCode;
+use api::sandbox::Sandbox;
+use api::server::NodeStatus;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+type Labels = Vec<(&'static str, String)>;
+
+/// From a millisecond to half a minute: a start takes 60 ms, a wait for a turn seconds.
+const SECONDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+
+/// What is counted.
+pub struct Metrics {
+    registry: Registry,
+    requests: Family<Labels, Counter>,
+    seconds: Family<Labels, Histogram>,
+    creates: Family<Labels, Counter>,
+    create_seconds: Histogram,
+    ends: Family<Labels, Counter>,
+    /// Streams that are open.
+    pub streams: Gauge,
+    sandboxes: Gauge,
+    memory_free: Gauge<u64, AtomicU64>,
+    disk_free: Gauge<u64, AtomicU64>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("belljar");
+        let requests = Family::default();
+        let seconds = Family::new_with_constructor(histogram as fn() -> Histogram);
+        let (creates, create_seconds, ends) = (Family::default(), histogram(), Family::default());
+        let (streams, sandboxes) = (Gauge::default(), Gauge::default());
+        let (memory_free, disk_free) = (Gauge::default(), Gauge::default());
+        registry.register("requests", "Requests answered", requests.clone());
+        registry.register("request_seconds", "Time to the head of the answer", seconds.clone());
+        registry.register("creates", "Sandboxes asked for, by what came of it", creates.clone());
+        registry.register(
+            "create_seconds",
+            "Time from the request until a sandbox runs",
+            create_seconds.clone(),
+        );
+        registry.register("ends", "Sandboxes that ended, by reason", ends.clone());
+        registry.register("streams", "Streams that are open", streams.clone());
+        registry.register("sandboxes", "Sandboxes that are starting, running or stopping", sandboxes.clone());
+        registry.register("memory_free_bytes", "Memory of the machine free for more", memory_free.clone());
+        registry.register("disk_free_bytes", "Disk of the machine free for more", disk_free.clone());
+        Self {
+            registry,
+            requests,
+            seconds,
+            creates,
+            create_seconds,
+            ends,
+            streams,
+            sandboxes,
+            memory_free,
+            disk_free,
+        }
+    }
+}
+
+impl Metrics {
+    /// A request was answered. `route` is the pattern, so that no one can make up new ones.
+    pub fn answered(&self, route: &str, method: &str, status: u16, took: Duration) {
+        let labels = vec![("route", route.to_owned()), ("method", method.to_owned())];
+        self.seconds.get_or_create(&labels).observe(took.as_secs_f64());
+        let labels = [labels, vec![("status", status.to_string())]].concat();
+        self.requests.get_or_create(&labels).inc();
+    }
+
+    /// A sandbox was asked for and runs.
+    pub fn created(&self, took: Duration) {
+        self.create_seconds.observe(took.as_secs_f64());
+        self.creates.get_or_create(&vec![("result", "ok".into())]).inc();
+    }
+
+    /// A sandbox was asked for and does not run.
+    pub fn create_failed(&self, code: ErrorCode) {
+        self.creates.get_or_create(&vec![("result", code.name().into())]).inc();
+    }
+
+    /// A sandbox is in another state.
+    pub fn changed(&self, sandbox: &Sandbox) {
+        if let Some(reason) = sandbox.reason.filter(|_| sandbox.state.is_terminal()) {
+            self.ends.get_or_create(&vec![("reason", reason.name().into())]).inc();
+        }
+    }
+
+    /// Everything, as text.
+    pub fn render(&self, status: &NodeStatus) -> String {
+        self.sandboxes.set(i64::from(status.sandboxes));
+        self.memory_free.set(status.memory_free_bytes);
+        self.disk_free.set(status.disk_free_bytes);
+        let mut text = String::new();
+        if encode(&mut text, &self.registry).is_err() {
+            let _ = text.write_str("# EOF\n");
+        }
+        text
+    }
+}
+
+fn histogram() -> Histogram {
+    Histogram::new(SECONDS)
+}

@@ -1,0 +1,272 @@
+//! An exec's output as lines of JSON, from the node to whoever reads.
+//!
+//! A stream holds its sandbox in use, has a place of its project's, and says something at least every few seconds. If whoever
+//! reads goes away it is dropped; the exec goes on, unless it was asked to end with its reader.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::exec::{ExecInfo, Stream};
+use api::output::{NDJSON, OutputLine};
+use api::server::HEARTBEAT_MS;
+use axum::body::Body;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use futures_util::stream;
+use node::{Call, Event, Exec};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::account::{STREAMS_MAX, Share, busy};
+use crate::fault::Answer;
+use crate::platform::Platform;
+
+/// A stream of one exec's output.
+pub struct Output {
+    /// The platform.
+    pub platform: Arc<Platform>,
+    /// Keeps the sandbox in use.
+    pub call: Call,
+    /// The reader, where it begins.
+    pub exec: Exec,
+    /// The stream's place among those of its project.
+    pub place: OwnedSemaphorePermit,
+    /// What to say first.
+    pub started: Option<ExecInfo>,
+    /// Offsets at which to end, for readers that only want what is there.
+    pub until: Option<[u64; 2]>,
+    /// Whether the exec ends with its reader.
+    pub cancels: bool,
+}
+
+/// A place for a stream of this project.
+///
+/// # Errors
+/// `rate_limited`: the project has as many as it may.
+pub fn place(share: &Share) -> Answer<OwnedSemaphorePermit> {
+    let streams = Arc::clone(&share.streams);
+    streams
+        .try_acquire_owned()
+        .map_err(|_| busy(format!("the project has {STREAMS_MAX} streams open, the most there may be")))
+}
+
+/// Lines of JSON as an answer.
+pub fn lines(status: StatusCode, body: Body) -> Response {
+    let headers = [(header::CONTENT_TYPE, NDJSON), (header::CACHE_CONTROL, "no-store")];
+    (status, headers, body).into_response()
+}
+
+impl IntoResponse for Output {
+    fn into_response(self) -> Response {
+        let status = if self.started.is_some() { StatusCode::CREATED } else { StatusCode::OK };
+        self.platform.metrics.streams.inc();
+        let reader = Reader { carried: Carried::default(), reached: [0; 2], ended: false, output: self };
+        let body = stream::unfold(Some(reader), |reader| async move {
+            let mut reader = reader?;
+            let bytes = reader.step().await;
+            let next = (!reader.ended).then_some(reader);
+            Some((Ok::<_, Infallible>(bytes), next))
+        });
+        lines(status, Body::from_stream(body))
+    }
+}
+
+/// A stream under way.
+struct Reader {
+    output: Output,
+    carried: Carried,
+    reached: [u64; 2],
+    ended: bool,
+}
+
+impl Reader {
+    /// The next line or lines.
+    async fn step(&mut self) -> Bytes {
+        if let Some(exec) = self.output.started.take() {
+            return written(&[OutputLine::Started { exec }]);
+        }
+        if self
+            .output
+            .until
+            .is_some_and(|until| until.iter().zip(self.reached).all(|(until, at)| *until <= at))
+        {
+            self.ended = true;
+            let mut last = self.carried.flush_all();
+            last.push(OutputLine::Heartbeat);
+            return written(&last);
+        }
+        let heard = tokio::time::timeout(Duration::from_millis(HEARTBEAT_MS), self.output.exec.next()).await;
+        let lines = match heard {
+            Err(_) => vec![OutputLine::Heartbeat],
+            Ok(Ok(Some(Event::Data { stream, offset, bytes }))) => {
+                let [stdout, stderr] = &mut self.reached;
+                let end = offset + bytes.len() as u64;
+                match stream {
+                    Stream::Stdout => *stdout = end,
+                    Stream::Stderr => *stderr = end,
+                }
+                self.carried.take(stream, offset, &bytes)
+            }
+            Ok(Ok(Some(Event::Gap { stream, from, to }))) => {
+                let [stdout, stderr] = &mut self.reached;
+                match stream {
+                    Stream::Stdout => *stdout = to,
+                    Stream::Stderr => *stderr = to,
+                }
+                let mut lines = self.carried.flush(stream);
+                lines.push(OutputLine::Gap { stream, from, to });
+                lines
+            }
+            Ok(Ok(Some(Event::End(end)))) => {
+                self.ended = true;
+                let mut lines = self.carried.flush_all();
+                lines.push(OutputLine::End { end });
+                lines
+            }
+            Ok(Ok(None)) => {
+                self.ended = true;
+                let error = node::Error::Protocol("the output ended without an end".into()).to_api();
+                vec![OutputLine::Error { error }]
+            }
+            Ok(Err(error)) => {
+                self.ended = true;
+                vec![OutputLine::Error { error: error.to_api() }]
+            }
+        };
+        written(&lines)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.output.platform.metrics.streams.dec();
+        if self.output.cancels && !self.ended {
+            let exec = self.output.call.reader(self.output.exec.id().clone());
+            tokio::spawn(async move {
+                // One that has ended in the meantime is as it should be.
+                let _ = exec.cancel().await;
+            });
+        }
+    }
+}
+
+/// Bytes of characters that are not whole yet, and the offset of the first, for each stream.
+#[derive(Default)]
+struct Carried {
+    stdout: (u64, Vec<u8>),
+    stderr: (u64, Vec<u8>),
+}
+
+impl Carried {
+    fn of(&mut self, stream: Stream) -> &mut (u64, Vec<u8>) {
+        match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        }
+    }
+
+    /// Lines for these bytes and what was carried; a character that is cut off at the end is carried on.
+    fn take(&mut self, stream: Stream, offset: u64, bytes: &[u8]) -> Vec<OutputLine> {
+        let (at, carried) = self.of(stream);
+        let first = if carried.is_empty() { offset } else { *at };
+        let mut whole = std::mem::take(carried);
+        whole.extend_from_slice(bytes);
+        let valid = match std::str::from_utf8(&whole) {
+            Ok(_) => whole.len(),
+            Err(error) if error.error_len().is_none() => error.valid_up_to(),
+            // Not text: all of it is told as it is.
+            Err(_) => return vec![data(stream, first, &whole)],
+        };
+        let rest = whole.split_off(valid);
+        *carried = rest;
+        *at = first + valid as u64;
+        if whole.is_empty() { Vec::new() } else { vec![data(stream, first, &whole)] }
+    }
+
+    /// What was carried and will not be completed.
+    fn flush(&mut self, stream: Stream) -> Vec<OutputLine> {
+        let (at, carried) = self.of(stream);
+        let bytes = std::mem::take(carried);
+        if bytes.is_empty() { Vec::new() } else { vec![data(stream, *at, &bytes)] }
+    }
+
+    fn flush_all(&mut self) -> Vec<OutputLine> {
+        let mut lines = self.flush(Stream::Stdout);
+        lines.extend(self.flush(Stream::Stderr));
+        lines
+    }
+}
+
+fn data(stream: Stream, offset: u64, bytes: &[u8]) -> OutputLine {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => OutputLine::Data { stream, offset, text: Some(text.to_owned()), base64: None },
+        Err(_) => OutputLine::Data { stream, offset, text: None, base64: Some(STANDARD.encode(bytes)) },
+    }
+}
+
+/// Lines as bytes.
+pub fn written<T: serde::Serialize>(lines: &[T]) -> Bytes {
+    let mut bytes = Vec::new();
+    for line in lines {
+        // Types of ours: they can be written.
+        if serde_json::to_writer(&mut bytes, line).is_ok() {
+            bytes.push(b'\n');
+        }
+    }
+    bytes.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn told(lines: &[OutputLine]) -> (Vec<u8>, bool) {
+        let mut bytes = Vec::new();
+        let mut texts = true;
+        for line in lines {
+            if let OutputLine::Data { offset, text, base64, .. } = line {
+                assert_eq!(*offset, bytes.len() as u64);
+                texts &= text.is_some();
+                let part = match (text, base64) {
+                    (Some(text), None) => text.clone().into_bytes(),
+                    (None, Some(packed)) => STANDARD.decode(packed).unwrap(),
+                    _ => panic!("both or neither"),
+                };
+                bytes.extend(part);
+            }
+        }
+        (bytes, texts)
+    }
+
+    fn through(bytes: &[u8], cuts: usize) -> Vec<OutputLine> {
+        let mut carried = Carried::default();
+        let mut lines = Vec::new();
+        let mut offset = 0;
+        for piece in bytes.chunks(cuts) {
+            lines.extend(carried.take(Stream::Stdout, offset, piece));
+            offset += piece.len() as u64;
+        }
+        lines.extend(carried.flush_all());
+        lines
+    }
+
+    #[test]
+    fn characters_are_never_cut_in_two() {
+        // Scenario 22
+        let text = "☕é😀a".repeat(1000);
+        for cuts in 1..9 {
+            assert_eq!(told(&through(text.as_bytes(), cuts)), (text.clone().into_bytes(), true), "{cuts}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_is_told_once(bytes in prop::collection::vec(any::<u8>(), 0..300), cuts in 1_usize..20) {
+            prop_assert_eq!(told(&through(&bytes, cuts)).0, bytes);
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! What all requests share, and the decisions that are more than one step.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use api::sandbox::{CreateSandbox, EndReason, Sandbox, SandboxState};
+use api::server::Health;
+use api::{Error, ErrorCode, SandboxId};
+use node::{Node, Order, clock};
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use crate::account::{Account, Accounts};
+use crate::audit::{Act, Audit, Entry};
+use crate::fault::Answer;
+use crate::metrics::Metrics;
+use crate::store::{Request, Requested, Store};
+
+/// A sandbox is tried this often; what is told of health is never older by much.
+const TRY_EVERY: Duration = Duration::from_secs(30);
+/// A try that takes longer has failed.
+const TRY_WITHIN: Duration = Duration::from_secs(20);
+
+/// The platform on one machine.
+pub struct Platform {
+    /// The machine.
+    pub node: Node,
+    /// What must be true.
+    pub store: Store,
+    /// Who did what.
+    pub audit: Audit,
+    /// Who may ask.
+    pub accounts: Accounts,
+    /// What is counted.
+    pub metrics: Metrics,
+    tried: Tried,
+}
+
+/// How the last try of a sandbox went.
+struct Tried {
+    began: Instant,
+    /// Milliseconds from `began` to the last try that ended; 0 before the first.
+    at_ms: AtomicU64,
+    /// How long it took; `u64::MAX` if it did not work.
+    took_ms: AtomicU64,
+}
+
+impl Platform {
+    /// Puts the parts together. Nothing runs yet: see [`crate::follow::begin`].
+    pub fn new(node: Node, store: Store, audit: Audit) -> Self {
+        let tried =
+            Tried { began: Instant::now(), at_ms: AtomicU64::new(0), took_ms: AtomicU64::new(u64::MAX) };
+        Self { node, store, audit, accounts: Accounts::default(), metrics: Metrics::default(), tried }
+    }
+
+    /// Writes down who did what.
+    pub fn note(&self, account: &Account, act: Act, with: impl FnOnce(Entry) -> Entry) {
+        let entry = Entry::new(clock::wall_ms(), act).key(&account.key.id).project(&account.key.project);
+        self.audit.record(with(entry));
+    }
+
+    /// Makes a sandbox, once for each idempotency key. Says whether it was made now.
+    ///
+    /// It goes on to the end even if whoever asked is gone: what was begun becomes a sandbox, whose lease then counts, or
+    /// nothing.
+    ///
+    /// # Errors
+    /// It is refused, or the start failed and nothing is left.
+    pub async fn create(
+        self: &Arc<Self>,
+        account: &Arc<Account>,
+        request: CreateSandbox,
+        idempotency: Option<String>,
+    ) -> Answer<(Sandbox, bool)> {
+        request.check()?;
+        let (platform, account) = (Arc::clone(self), Arc::clone(account));
+        let made = tokio::spawn(async move { platform.make(&account, request, idempotency).await });
+        made.await
+            .map_err(|source| node::Error::System { act: "create a sandbox".into(), source: source.into() })?
+    }
+
+    async fn make(
+        &self,
+        account: &Account,
+        request: CreateSandbox,
+        idempotency: Option<String>,
+    ) -> Answer<(Sandbox, bool)> {
+        let project = account.key.project.clone();
+        let hash: [u8; 32] = Sha256::digest(serde_json::to_vec(&request).unwrap_or_default()).into();
+        let wanted = describe(node::machine::fresh_id()?, &project, &request);
+        let ask = Request {
+            sandbox: &wanted,
+            quota: &account.quota,
+            idempotency: idempotency.as_deref().map(|key| (key, hash)),
+        };
+        // Whoever repeats a request is answered from what is known, at any rate.
+        let (sandbox, new) = match self.store.request(&ask).await {
+            Ok(Requested::New(sandbox)) => (sandbox, true),
+            Ok(Requested::Known(sandbox)) => (sandbox, false),
+            Err(error) => {
+                if let crate::store::Error::Quota { .. } = error {
+                    self.note(account, Act::QuotaRefused, |entry| entry);
+                }
+                return Err(error.into());
+            }
+        };
+        if new {
+            self.note(account, Act::SandboxCreate, |entry| entry.sandbox(&sandbox.id));
+        }
+        if sandbox.state != SandboxState::Starting {
+            return Ok((sandbox, new));
+        }
+        let begun = Instant::now();
+        let order = Order { project, request };
+        match self.node.create(&sandbox.id, &order).await {
+            Ok(shown) => {
+                self.metrics.created(begun.elapsed());
+                // The node has it, and tells the store again if this does not work.
+                let _ = self.store.moved(&shown).await;
+                Ok((shown, new))
+            }
+            Err(error) => {
+                let error = error.to_api();
+                self.metrics.create_failed(error.code);
+                self.gave_up(sandbox, &error).await;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Writes down a sandbox that never came to run. The node tells of one that it had begun by itself.
+    async fn gave_up(&self, sandbox: Sandbox, error: &Error) {
+        if self.node.find(&sandbox.id).is_none() {
+            let ended = Sandbox {
+                state: EndReason::StartFailed.state(),
+                reason: Some(EndReason::StartFailed),
+                error: Some(error.clone()),
+                ended_at_ms: Some(clock::wall_ms()),
+                ..sandbox
+            };
+            // What is not written down now is found at the next start of the server: the node does not know it.
+            let _ = self.store.moved(&ended).await;
+        }
+    }
+
+    /// A sandbox of this project, by id or by name. One of another project is not there, and looking for it takes as long.
+    ///
+    /// # Errors
+    /// `not_found`, or the store does not answer.
+    pub async fn sandbox(&self, account: &Account, named: &str) -> Answer<Sandbox> {
+        let id = named.parse::<SandboxId>().map_err(|_| missing(named))?;
+        let live = self.node.find(&id).filter(|shown| shown.project == account.key.project);
+        if let Some(shown) = live {
+            return Ok(shown);
+        }
+        let stored = self.store.sandbox(&account.key.project, named).await?.ok_or_else(|| missing(named))?;
+        // The node knows better how it is; the store, that it was.
+        Ok(self.node.find(&stored.id).unwrap_or(stored))
+    }
+
+    /// Ends a sandbox and waits until nothing of it is left.
+    ///
+    /// # Errors
+    /// As [`Platform::sandbox`].
+    pub async fn stop(&self, account: &Account, named: &str) -> Answer<Sandbox> {
+        let sandbox = self.sandbox(account, named).await?;
+        if sandbox.state.is_terminal() {
+            return Ok(sandbox);
+        }
+        self.note(account, Act::SandboxStop, |entry| entry.sandbox(&sandbox.id));
+        let ended = self.node.stop(&sandbox.id, EndReason::Stopped).await.unwrap_or(sandbox);
+        // Asked for right away, so that the quota and the name are free when this is answered.
+        let _ = self.store.moved(&ended).await;
+        Ok(ended)
+    }
+
+    /// Whether all of it works.
+    pub async fn health(&self) -> Health {
+        let (at, took_ms) =
+            (self.tried.at_ms.load(Ordering::Acquire), self.tried.took_ms.load(Ordering::Acquire));
+        let now = clock::millis(self.tried.began.elapsed());
+        let tried_ms_ago = now.saturating_sub(at);
+        let late = clock::millis(2 * TRY_EVERY + TRY_WITHIN);
+        let sandbox = at > 0 && took_ms != u64::MAX && tried_ms_ago < late;
+        let store = self.store.ping().await.is_ok();
+        let took_ms = if took_ms == u64::MAX { 0 } else { took_ms };
+        Health { ok: store && sandbox, store, sandbox, tried_ms_ago, took_ms }
+    }
+
+    /// Tries a sandbox again and again.
+    pub async fn try_sandboxes(&self) {
+        loop {
+            let begun = Instant::now();
+            let tried = tokio::time::timeout(TRY_WITHIN, self.node.probe()).await;
+            let took = match tried {
+                Ok(Ok(())) => clock::millis(begun.elapsed()),
+                Ok(Err(error)) => {
+                    tracing::error!(
+                        error = node::error::chain(&error),
+                        "a sandbox was tried and did not work"
+                    );
+                    u64::MAX
+                }
+                Err(_) => {
+                    tracing::error!("a sandbox was tried and took longer than {TRY_WITHIN:?}");
+                    u64::MAX
+                }
+            };
+            self.tried.took_ms.store(took, Ordering::Release);
+            self.tried.at_ms.store(clock::millis(self.tried.began.elapsed()).max(1), Ordering::Release);
+            tokio::time::sleep(TRY_EVERY).await;
+        }
+    }
+}
+
+/// A sandbox as it is when it has just been asked for.
+fn describe(id: SandboxId, project: &str, request: &CreateSandbox) -> Sandbox {
+    Sandbox {
+        id,
+        name: request.name.clone(),
+        project: project.to_owned(),
+        template: request.template.clone(),
+        tier: request.tier,
+        limits: request.limits,
+        idle_ms: request.idle_ms,
+        labels: request.labels.clone(),
+        state: SandboxState::Starting,
+        reason: None,
+        error: None,
+        created_at_ms: clock::wall_ms(),
+        ended_at_ms: None,
+    }
+}
+
+/// The error for a sandbox that is not there, or not this project's.
+pub fn missing(named: &str) -> Error {
+    let shown: String = named.chars().take(api::id::ID_BYTES_MAX).collect();
+    Error {
+        code: ErrorCode::NotFound,
+        fix: "List the sandboxes and use one of those.".into(),
+        ..Error::not_found(format!("there is no sandbox {shown:?}"))
+    }
+}

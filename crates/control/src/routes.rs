@@ -1,0 +1,145 @@
+//! The routes of the public API. A handler reads from top to bottom as the policy it carries out.
+//!
+//! | module | routes |
+//! |---|---|
+//! | [`sandboxes`] | create, list, look, stop, lease, usage, events |
+//! | [`execs`] | start, list, look, read, write, signal, cancel |
+//! | [`admin`] | projects, keys, the machine |
+//! | [`health`] | health, metrics, the description of the API |
+
+pub mod admin;
+pub mod execs;
+pub mod health;
+pub mod sandboxes;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use api::server::{API_VERSION, VERSION_HEADER};
+use api::{Error, ErrorCode};
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::fault::Fault;
+use crate::platform::Platform;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Belljar", description = "Runs code that nobody has read yet, sealed, on machines you own."),
+    components(schemas(Error)),
+    modifiers(&Security)
+)]
+struct Description;
+
+struct Security;
+
+impl utoipa::Modify for Security {
+    fn modify(&self, openapi: &mut utoipa::openapi::OpenApi) {
+        use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+        let components = openapi.components.get_or_insert_with(Default::default);
+        components.add_security_scheme("key", SecurityScheme::Http(bearer));
+    }
+}
+
+fn table() -> OpenApiRouter<Arc<Platform>> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(sandboxes::create, sandboxes::list))
+        .routes(routes!(sandboxes::look, sandboxes::stop))
+        .routes(routes!(sandboxes::lease))
+        .routes(routes!(sandboxes::usage))
+        .routes(routes!(sandboxes::events))
+        .routes(routes!(execs::start, execs::list))
+        .routes(routes!(execs::look, execs::cancel))
+        .routes(routes!(execs::output))
+        .routes(routes!(execs::read))
+        .routes(routes!(execs::stdin))
+        .routes(routes!(execs::signal))
+        .routes(routes!(admin::projects))
+        .routes(routes!(admin::put_project))
+        .routes(routes!(admin::keys, admin::create_key))
+        .routes(routes!(admin::revoke_key))
+        .routes(routes!(admin::node))
+        .routes(routes!(admin::drain))
+        .routes(routes!(health::health))
+        .routes(routes!(health::metrics))
+        .routes(routes!(health::description))
+}
+
+/// The description of the public API.
+pub fn description() -> utoipa::openapi::OpenApi {
+    table().into_openapi()
+}
+
+/// The whole public API of a platform.
+pub fn router(platform: Arc<Platform>) -> Router {
+    let (router, _) = table().split_for_parts();
+    router
+        .fallback(|| async { Fault::from(Error::not_found("there is no such route")) })
+        .method_not_allowed_fallback(|| async {
+            (
+                StatusCode::METHOD_NOT_ALLOWED,
+                Fault::from(Error::invalid("this route has other methods", "See the API description.")),
+            )
+                .into_response()
+        })
+        .layer(middleware::from_fn_with_state(Arc::clone(&platform), attend))
+        .with_state(platform)
+}
+
+/// What is done for every request: its version is checked, it is counted, and one line says how it went.
+async fn attend(State(platform): State<Arc<Platform>>, request: Request, next: Next) -> Response {
+    let begun = Instant::now();
+    let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
+    let mut response = match spoken(&request) {
+        Ok(()) => next.run(request).await,
+        Err(fault) => fault.into_response(),
+    };
+    response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(API_VERSION));
+    let (status, took) = (response.status().as_u16(), begun.elapsed());
+    platform.metrics.answered(&route, method.as_str(), status, took);
+    tracing::info!(%method, route, status, ms = node::clock::millis(took), "answered");
+    response
+}
+
+/// Refuses a client that speaks another version, before anything is done for it.
+fn spoken(request: &Request) -> Result<(), Fault> {
+    let Some(version) = request.headers().get(VERSION_HEADER) else { return Ok(()) };
+    if version.to_str().ok().and_then(|text| text.parse().ok()) == Some(API_VERSION) {
+        return Ok(());
+    }
+    let shown = version.to_str().unwrap_or("something else").chars().take(20).collect::<String>();
+    Err(Error {
+        code: ErrorCode::VersionUnsupported,
+        ..Error::invalid(
+            format!("the client speaks version {shown} of the API, this server speaks {API_VERSION}"),
+            "Use a client and a server of releases that belong together.",
+        )
+    }
+    .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_description_is_that_of_the_code() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+        let text = description().to_pretty_json().unwrap() + "\n";
+        if std::env::var_os("BELLJAR_WRITE").is_some() {
+            std::fs::write(path, &text).unwrap();
+        }
+        assert!(
+            std::fs::read_to_string(path).unwrap() == text,
+            "docs/openapi.json is old; BELLJAR_WRITE=1 writes it anew"
+        );
+    }
+}

@@ -1,0 +1,269 @@
+//! Execs: start, list, look, read, write, signal, cancel.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::account::Role;
+use api::exec::{ExecInfo, ExecSpec, SignalRequest};
+use api::output::{NDJSON, OutputLine};
+use api::server::{Page, Received, Signaled};
+use api::{Error, ExecId};
+use axum::Json;
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use node::Call;
+use serde::Deserialize;
+
+use crate::account::{LAUNCHES_MAX, Rate, busy};
+use crate::audit::Act;
+use crate::caller::{Asked, At, Caller, Idempotency, Sent, whole};
+use crate::fault::{Answer, Fault};
+use crate::output::{Output, place};
+use crate::platform::Platform;
+
+/// One piece of standard input. A process that does not read holds up the next piece, never more than this.
+const STDIN_BYTES_MAX: usize = 1 << 20;
+/// How long a piece waits for a process that does not read, before whoever sends it is told to try again.
+const STDIN_WITHIN: Duration = Duration::from_secs(60);
+
+/// How an exec is started.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Starting {
+    /// Ends the exec when whoever reads its output goes away. Only for a stream.
+    #[serde(default)]
+    cancel_on_disconnect: bool,
+}
+
+/// In what manner an exec is asked for: what stands in the head of the request.
+pub struct Manner {
+    idempotency: Idempotency,
+    cancels: bool,
+    streams: bool,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Manner {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
+        let Asked(Starting { cancel_on_disconnect: cancels }) =
+            Asked::from_request_parts(parts, state).await?;
+        let streams =
+            parts.headers.get(header::ACCEPT).is_some_and(|value| value.as_bytes() == NDJSON.as_bytes());
+        Ok(Self { idempotency: Idempotency::from_request_parts(parts, state).await?, cancels, streams })
+    }
+}
+
+/// From where output is read.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct From {
+    /// The first byte of standard output.
+    #[serde(default)]
+    stdout: u64,
+    /// The first byte of standard error.
+    #[serde(default)]
+    stderr: u64,
+    /// Whether to wait for more. Without, what is there now is told and the stream ends.
+    #[serde(default = "yes")]
+    follow: bool,
+}
+
+/// How much of the output was taken.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Taken {
+    /// Everything of standard output below this.
+    stdout: u64,
+    /// Everything of standard error below this.
+    stderr: u64,
+}
+
+/// Which piece of standard input.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Piece {
+    /// The offset of its first byte. A piece that was sent before changes nothing.
+    offset: u64,
+    /// Whether it is the last.
+    #[serde(default)]
+    last: bool,
+}
+
+/// Starts a command. With an `idempotency-key` it is started once, however often this is sent. Whoever accepts
+/// `application/x-ndjson` gets its output as a stream, the exec first; others get the exec.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/execs", params(("sandbox" = String, Path), ("idempotency-key" = Option<String>, Header), Starting), request_body = ExecSpec, security(("key" = [])), responses((status = 201, content((ExecInfo = "application/json"), (OutputLine = "application/x-ndjson"))), (status = "default", body = Error)))]
+pub async fn start(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    manner: Manner,
+    Sent(spec): Sent<ExecSpec>,
+) -> Answer<Response> {
+    caller.require(Role::Write)?;
+    caller.pace(Rate::Exec)?;
+    spec.check()?;
+    let launches = Arc::clone(&caller.share.launches);
+    let launch = launches.try_acquire_owned().map_err(|_| {
+        busy(format!("{LAUNCHES_MAX} execs of the project are being started, the most at once"))
+    })?;
+    let place = if manner.streams { Some(place(&caller.share)?) } else { None };
+    let sandbox = platform.sandbox(&caller, &named).await?;
+    let call = platform.node.call(&sandbox.id)?;
+    let id = manner.idempotency.exec_id()?;
+    platform.note(&caller, Act::Exec, |entry| entry.sandbox(&sandbox.id).exec(&id).argv(&spec.argv));
+    let info = call.exec(&id, spec).await?;
+    drop(launch);
+    Ok(match place {
+        None => (StatusCode::CREATED, Json(info)).into_response(),
+        Some(place) => {
+            let exec = call.reader(id);
+            let (started, cancels) = (Some(info), manner.cancels);
+            Output { platform, call, exec, place, started, until: None, cancels }.into_response()
+        }
+    })
+}
+
+/// All execs of a sandbox that it still knows.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs", params(("sandbox" = String, Path)), security(("key" = [])), responses((status = 200, body = Page<ExecInfo>), (status = "default", body = Error)))]
+pub async fn list(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+) -> Answer<Json<Page<ExecInfo>>> {
+    let call = call(&caller, &platform, &named).await?;
+    Ok(Json(Page { items: call.execs().await?, next: None }))
+}
+
+/// How an exec is doing, or how it ended.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs/{exec}", params(("sandbox" = String, Path), ("exec" = String, Path)), security(("key" = [])), responses((status = 200, body = ExecInfo), (status = "default", body = Error)))]
+pub async fn look(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At((named, exec)): At<(String, String)>,
+) -> Answer<Json<ExecInfo>> {
+    let call = call(&caller, &platform, &named).await?;
+    Ok(Json(info(&call, &exec).await?))
+}
+
+/// Ends an exec: its outcome will be `cancelled`, unless it had ended before.
+#[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}/execs/{exec}", params(("sandbox" = String, Path), ("exec" = String, Path)), security(("key" = [])), responses((status = 204), (status = "default", body = Error)))]
+pub async fn cancel(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At((named, exec)): At<(String, String)>,
+) -> Answer<StatusCode> {
+    caller.require(Role::Write)?;
+    let call = call(&caller, &platform, &named).await?;
+    let id = exec_id(&exec)?;
+    platform.note(&caller, Act::ExecCancel, |entry| entry.exec(&id));
+    call.reader(id).cancel().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// An exec's output from these offsets on, one JSON object a line; the last is `end` or `error`.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs/{exec}/output", params(("sandbox" = String, Path), ("exec" = String, Path), From), security(("key" = [])), responses((status = 200, body = OutputLine, content_type = "application/x-ndjson"), (status = "default", body = Error)))]
+pub async fn output(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At((named, exec)): At<(String, String)>,
+    Asked(from): Asked<From>,
+) -> Answer<Output> {
+    let place = place(&caller.share)?;
+    let call = call(&caller, &platform, &named).await?;
+    let info = info(&call, &exec).await?;
+    if from.stdout > info.stdout_bytes || from.stderr > info.stderr_bytes {
+        return Err(Error::invalid(
+            format!(
+                "the exec has written {} and {} bytes, fewer than asked for",
+                info.stdout_bytes, info.stderr_bytes
+            ),
+            "Ask for offsets that were reached.",
+        )
+        .into());
+    }
+    let mut reader = call.reader(info.id);
+    reader.seek(from.stdout, from.stderr);
+    let more = from.follow || info.outcome.is_some();
+    let until = (!more).then_some([info.stdout_bytes, info.stderr_bytes]);
+    Ok(Output { platform, call, exec: reader, place, started: None, until, cancels: false })
+}
+
+/// Says that everything below these offsets was taken: an exec in output mode `block` goes on.
+#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/execs/{exec}/read", params(("sandbox" = String, Path), ("exec" = String, Path), Taken), security(("key" = [])), responses((status = 204), (status = "default", body = Error)))]
+pub async fn read(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At((named, exec)): At<(String, String)>,
+    Asked(taken): Asked<Taken>,
+) -> Answer<StatusCode> {
+    caller.require(Role::Write)?;
+    let call = call(&caller, &platform, &named).await?;
+    call.reader(exec_id(&exec)?).take(taken.stdout, taken.stderr).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Sends a piece of at most 1 MiB to standard input. Answers when it was taken.
+#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/execs/{exec}/stdin", params(("sandbox" = String, Path), ("exec" = String, Path), Piece), request_body(content = Vec<u8>, content_type = "application/octet-stream"), security(("key" = [])), responses((status = 200, body = Received), (status = "default", body = Error)))]
+pub async fn stdin(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At((named, exec)): At<(String, String)>,
+    Asked(piece): Asked<Piece>,
+    request: Request,
+) -> Answer<Json<Received>> {
+    caller.require(Role::Write)?;
+    let id = exec_id(&exec)?;
+    let bytes = whole(request, STDIN_BYTES_MAX).await?;
+    let call = call(&caller, &platform, &named).await?;
+    let received = call.reader(id).write_stdin(piece.offset, bytes, piece.last, STDIN_WITHIN).await?;
+    Ok(Json(Received { received }))
+}
+
+/// Sends a signal to all processes of an exec.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/execs/{exec}/signal", params(("sandbox" = String, Path), ("exec" = String, Path)), request_body = SignalRequest, security(("key" = [])), responses((status = 200, body = Signaled), (status = "default", body = Error)))]
+pub async fn signal(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At((named, exec)): At<(String, String)>,
+    Sent(request): Sent<SignalRequest>,
+) -> Answer<Json<Signaled>> {
+    caller.require(Role::Write)?;
+    let id = exec_id(&exec)?;
+    let call = call(&caller, &platform, &named).await?;
+    platform.note(&caller, Act::ExecSignal, |entry| entry.exec(&id));
+    Ok(Json(Signaled { processes: call.reader(id).signal(request.signal).await? }))
+}
+
+async fn call(caller: &Caller, platform: &Platform, named: &str) -> Answer<Call> {
+    let sandbox = platform.sandbox(caller, named).await?;
+    Ok(platform.node.call(&sandbox.id)?)
+}
+
+async fn info(call: &Call, exec: &str) -> Answer<ExecInfo> {
+    let id = exec_id(exec)?;
+    let execs = call.execs().await?;
+    Ok(execs.into_iter().find(|info| info.id == id).ok_or_else(|| missing(exec))?)
+}
+
+fn exec_id(text: &str) -> Answer<ExecId> {
+    Ok(text.parse().map_err(|_| missing(text))?)
+}
+
+fn missing(text: &str) -> Error {
+    let shown: String = text.chars().take(api::id::ID_BYTES_MAX).collect();
+    Error {
+        fix: "List the execs of the sandbox and use one of those.".into(),
+        ..Error::not_found(format!("there is no exec {shown:?}"))
+    }
+}
+
+fn yes() -> bool {
+    true
+}
