@@ -1,6 +1,6 @@
 //! Passing on the output of an exec on a server, and our input and signals to it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::exec::ExecEnd;
 use api::{Error, ExecId, SandboxId};
@@ -15,7 +15,10 @@ use crate::show;
 /// What is read from our own standard input at once.
 const STDIN_CHUNK_BYTES: usize = 64 * 1024;
 /// How long our interrupt may take to reach the server before we leave without.
-const CANCEL_WITHIN: Duration = Duration::from_secs(10);
+const CANCEL_WITHIN: Duration = Duration::from_secs(5);
+
+/// Interrupts closer together are one: a terminal and whoever started us may both pass on the same.
+const SAME_INTERRUPT: Duration = Duration::from_millis(500);
 
 /// What an interrupt of ours means.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,7 +64,7 @@ impl Followee<'_> {
             std::future::pending::<()>().await;
         };
         tokio::pin!(feeding);
-        let mut interrupted = false;
+        let mut interrupted: Option<Instant> = None;
         loop {
             let event = tokio::select! {
                 event = exec.next() => Some(event.map_err(|error| explain(&error))?),
@@ -74,15 +77,15 @@ impl Followee<'_> {
                 Some(Some(Event::Gap { from, to, .. })) => output.miss(to - from),
                 Some(Some(Event::End(end))) => return Ok(Followed::Ended(end)),
                 Some(None) => return Ok(Followed::CaughtUp),
-                None if interrupted || self.interrupt == Interrupt::Leaves => return Ok(Followed::Left),
+                None if self.interrupt == Interrupt::Leaves => return Ok(Followed::Left),
+                None if interrupted.is_some_and(|first| first.elapsed() > SAME_INTERRUPT) => {
+                    return Ok(Followed::Left);
+                }
+                None if interrupted.is_some() => {}
                 None => {
-                    interrupted = true;
-                    tokio::select! {
-                        cancelled = tokio::time::timeout(CANCEL_WITHIN, self.client.cancel(self.sandbox, &id)) => {
-                            note_failure(cancelled);
-                        }
-                        _ = interrupt.recv() => return Ok(Followed::Left),
-                    }
+                    interrupted = Some(Instant::now());
+                    let cancelling = self.client.cancel(self.sandbox, &id);
+                    note_failure(tokio::time::timeout(CANCEL_WITHIN, cancelling).await);
                 }
             }
         }

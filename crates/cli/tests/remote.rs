@@ -253,7 +253,8 @@ fn an_interrupt_cancels_an_exec_and_leaves_an_attached_one_alone() {
             std::thread::sleep(Duration::from_millis(5));
         }
         if cancels {
-            // The server does not end it: a second interrupt leaves.
+            // The server does not end it: a second interrupt leaves, once it cannot be the first one heard twice.
+            std::thread::sleep(Duration::from_millis(800));
             interrupt();
         }
         let (_, stderr, code) = said(&child.wait_with_output().unwrap());

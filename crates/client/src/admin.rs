@@ -2,7 +2,7 @@
 
 use api::account::{CreateKey, Key, NewKey, Project, PutProject};
 use api::limits;
-use api::server::{Health, NodeStatus};
+use api::server::{Drain, Health, NodeStatus};
 use reqwest::Method;
 
 use crate::client::{Client, escape};
@@ -64,8 +64,7 @@ impl Client {
     /// # Errors
     /// The key's role does not allow it.
     pub async fn drain(&self, draining: bool) -> Result<NodeStatus, Error> {
-        let body = serde_json::json!({ "draining": draining });
-        self.link.call(&Ask::new(Method::PUT, "/v1/node/drain").json(&body)?).await
+        self.link.call(&Ask::new(Method::PUT, "/v1/node/drain").json(&Drain { draining })?).await
     }
 
     /// Whether the server works. Asked once: how it is now is the question.

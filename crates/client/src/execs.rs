@@ -2,7 +2,7 @@
 
 use api::exec::{ExecInfo, ExecSpec, SignalRequest};
 use api::output::OutputLine;
-use api::server::Page;
+use api::server::{Page, Signaled};
 use api::{ExecId, SandboxId};
 use reqwest::Method;
 
@@ -13,12 +13,6 @@ use crate::lines::{Broken, Lines};
 use crate::link::{Ask, Failure};
 use crate::patience::Trouble;
 use crate::stdin::Stdin;
-
-/// What the server says of a signal.
-#[derive(serde::Deserialize)]
-struct Signalled {
-    processes: u32,
-}
 
 impl Client {
     /// Starts a command and reads it. However often it has to be asked, it is started once.
@@ -98,7 +92,7 @@ impl Client {
     pub async fn signal(&self, sandbox: &SandboxId, exec: &ExecId, signal: i32) -> Result<u32, Error> {
         let path = format!("/v1/sandboxes/{sandbox}/execs/{exec}/signal");
         let ask = Ask::new(Method::POST, path).json(&SignalRequest { signal })?;
-        let said: Signalled = self.link.call(&ask).await?;
+        let said: Signaled = self.link.call(&ask).await?;
         Ok(said.processes)
     }
 

@@ -186,6 +186,23 @@ async fn a_stdin_write_whose_answer_is_lost_is_repeated_at_its_offset() {
     assert_eq!(seen, expected);
 }
 
+/// The server gives up on a piece after a while; the process may take longer.
+#[tokio::test]
+async fn a_process_that_does_not_read_is_waited_for_piece_by_piece() {
+    let server = Server::start(|number, request| match number {
+        0 | 2 => Answer::json("504 Gateway Timeout", &error(ErrorCode::Deadline, Retry::Unknown)),
+        _ => {
+            let offset = request.line.split(['=', '&']).nth(1).unwrap().parse::<usize>().unwrap();
+            Answer::json("200 OK", &serde_json::json!({ "received": offset + request.body.len() }))
+        }
+    })
+    .await;
+    let mut stdin = client(&server).stdin(&"s1".parse().unwrap(), &"e1".parse().unwrap());
+    stdin.write(vec![b'x'; (1 << 20) + 5].into()).await.unwrap();
+    let sizes: Vec<_> = server.seen().iter().map(|request| request.body.len()).collect();
+    assert_eq!(sizes, [1 << 20, 1 << 20, 5, 5]);
+}
+
 #[tokio::test]
 async fn a_list_is_all_of_its_pages() {
     let server = Server::start(|number, _| {
