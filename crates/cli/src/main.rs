@@ -115,10 +115,11 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let mut runtime = match arguments.command {
-        Command::Serve(_) => tokio::runtime::Builder::new_multi_thread(),
-        // Whatever else there is to do is done as fast by one thread.
-        _ => tokio::runtime::Builder::new_current_thread(),
+    // A server uses every core; whatever else there is to do is done as fast by one thread.
+    let mut runtime = if matches!(arguments.command, Command::Serve(_)) {
+        tokio::runtime::Builder::new_multi_thread()
+    } else {
+        tokio::runtime::Builder::new_current_thread()
     };
     let runtime = match runtime.enable_all().build() {
         Ok(runtime) => runtime,

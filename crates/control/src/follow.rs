@@ -4,6 +4,7 @@
 //! sandbox until the store has it, and only then forgets it. What the store lacks is put there: an empty store never ends
 //! a sandbox.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,10 +29,15 @@ const TIDY_EVERY: Duration = Duration::from_secs(600);
 /// # Errors
 /// The store does not answer.
 pub async fn begin(platform: &Platform) -> Result<(), store::Error> {
+    let stored: HashMap<_, _> =
+        platform.store.live().await?.into_iter().map(|sandbox| (sandbox.id.clone(), sandbox)).collect();
     for shown in platform.node.list() {
-        keep(platform, &shown).await?;
+        // After a restart nearly all are as they were: only what differs is written.
+        if stored.get(&shown.id).is_none_or(|known| known.state != shown.state) {
+            keep(platform, &shown).await?;
+        }
     }
-    for sandbox in platform.store.live().await? {
+    for sandbox in stored.into_values() {
         if platform.node.find(&sandbox.id).is_some() {
             continue;
         }

@@ -34,6 +34,8 @@ pub struct Output {
     pub exec: Exec,
     /// The stream's place among those of its project.
     pub place: OwnedSemaphorePermit,
+    /// The offsets at which it begins.
+    pub from: [u64; 2],
     /// What to say first.
     pub started: Option<ExecInfo>,
     /// Offsets at which to end, for readers that only want what is there.
@@ -63,7 +65,7 @@ impl IntoResponse for Output {
     fn into_response(self) -> Response {
         let status = if self.started.is_some() { StatusCode::CREATED } else { StatusCode::OK };
         self.platform.metrics.streams.inc();
-        let reader = Reader { carried: Carried::default(), reached: [0; 2], ended: false, output: self };
+        let reader = Reader { carried: Carried::default(), reached: self.from, ended: false, output: self };
         let body = stream::unfold(Some(reader), |reader| async move {
             let mut reader = reader?;
             let bytes = reader.step().await;

@@ -123,24 +123,21 @@ impl Platform {
             Err(error) => {
                 let error = error.to_api();
                 self.metrics.create_failed(error.code);
-                self.gave_up(sandbox, &error).await;
+                self.gave_up(&sandbox).await;
                 Err(error.into())
             }
         }
     }
 
-    /// Writes down a sandbox that never came to run. The node tells of one that it had begun by itself.
-    async fn gave_up(&self, sandbox: Sandbox, error: &Error) {
-        if self.node.find(&sandbox.id).is_none() {
-            let ended = Sandbox {
-                state: EndReason::StartFailed.state(),
-                reason: Some(EndReason::StartFailed),
-                error: Some(error.clone()),
-                ended_at_ms: Some(clock::wall_ms()),
-                ..sandbox
-            };
-            // What is not written down now is found at the next start of the server: the node does not know it.
-            let _ = self.store.moved(&ended).await;
+    /// Takes back a request that the node refused before it began; of one that it had begun the node itself tells the end.
+    async fn gave_up(&self, sandbox: &Sandbox) {
+        let ended = match self.node.find(&sandbox.id) {
+            Some(shown) => self.store.moved(&shown).await,
+            None => self.store.withdraw(&sandbox.id).await,
+        };
+        if let Err(error) = ended {
+            // It is compared with the node again, at the latest at the next start of the server.
+            tracing::warn!(sandbox = %sandbox.id, error = node::error::chain(&error), "not written down");
         }
     }
 
@@ -157,6 +154,18 @@ impl Platform {
         let stored = self.store.sandbox(&account.key.project, named).await?.ok_or_else(|| missing(named))?;
         // The node knows better how it is; the store, that it was.
         Ok(self.node.find(&stored.id).unwrap_or(stored))
+    }
+
+    /// A sandbox of this project that has not ended.
+    ///
+    /// # Errors
+    /// As [`Platform::sandbox`]; and `sandbox_lost`, with why, where it has.
+    pub async fn running(&self, account: &Account, named: &str) -> Answer<Sandbox> {
+        let sandbox = self.sandbox(account, named).await?;
+        if sandbox.state.is_terminal() {
+            return Err(node::live::not_running(&sandbox).into());
+        }
+        Ok(sandbox)
     }
 
     /// Ends a sandbox and waits until nothing of it is left.

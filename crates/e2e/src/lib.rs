@@ -22,6 +22,7 @@
 pub mod cutter;
 pub mod lab;
 pub mod layer;
+pub mod service;
 pub mod traces;
 
 pub use lab::{Lab, on};

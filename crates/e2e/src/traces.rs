@@ -42,9 +42,19 @@ impl Traces {
 
     /// Fails with a list of what is left, once it has had time to go.
     pub fn assert_nothing_left(&self) {
+        self.assert_nothing_left_but("nothing");
+    }
+
+    /// Likewise, where a server still runs.
+    pub fn assert_nothing_left_but_the_server(&self, pid: u32) {
+        self.assert_nothing_left_but(&format!("process {pid} "));
+    }
+
+    fn assert_nothing_left_but(&self, known: &str) {
         let since = Instant::now();
         loop {
-            let left = self.left();
+            let mut left = self.left();
+            left.retain(|trace| !trace.starts_with(known));
             if left.is_empty() {
                 return;
             }

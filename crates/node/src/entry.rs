@@ -211,7 +211,7 @@ impl Drop for Call {
 }
 
 /// The error for a call to a sandbox that does not run.
-fn not_running(shown: &Shown) -> Error {
+pub fn not_running(shown: &Shown) -> Error {
     let (code, ran, retry, fix) = match shown.state {
         SandboxState::Starting => {
             (api::ErrorCode::Conflict, api::Ran::No, api::Retry::Safe, "Ask again when it runs.")

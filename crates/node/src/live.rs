@@ -26,6 +26,7 @@ use tokio::time::Instant;
 use crate::admission::{self, Bounds, Room};
 use crate::clock;
 use crate::driver::{Beginning, Driver, Word};
+pub use crate::entry::not_running;
 use crate::entry::{Call, Entry};
 use crate::error::Error;
 use crate::journal::{Journal, Record};

@@ -114,7 +114,7 @@ pub async fn start(
         busy(format!("{LAUNCHES_MAX} execs of the project are being started, the most at once"))
     })?;
     let place = if manner.streams { Some(place(&caller.share)?) } else { None };
-    let sandbox = platform.sandbox(&caller, &named).await?;
+    let sandbox = platform.running(&caller, &named).await?;
     let call = platform.node.call(&sandbox.id)?;
     let id = manner.idempotency.exec_id()?;
     platform.note(&caller, Act::Exec, |entry| entry.sandbox(&sandbox.id).exec(&id).argv(&spec.argv));
@@ -125,7 +125,8 @@ pub async fn start(
         Some(place) => {
             let exec = call.reader(id);
             let (started, cancels) = (Some(info), manner.cancels);
-            Output { platform, call, exec, place, started, until: None, cancels }.into_response()
+            let from = [0; 2];
+            Output { platform, call, exec, place, from, started, until: None, cancels }.into_response()
         }
     })
 }
@@ -192,7 +193,8 @@ pub async fn output(
     reader.seek(from.stdout, from.stderr);
     let more = from.follow || info.outcome.is_some();
     let until = (!more).then_some([info.stdout_bytes, info.stderr_bytes]);
-    Ok(Output { platform, call, exec: reader, place, started: None, until, cancels: false })
+    let from = [from.stdout, from.stderr];
+    Ok(Output { platform, call, exec: reader, place, from, started: None, until, cancels: false })
 }
 
 /// Says that everything below these offsets was taken: an exec in output mode `block` goes on.
@@ -242,7 +244,7 @@ pub async fn signal(
 }
 
 async fn call(caller: &Caller, platform: &Platform, named: &str) -> Answer<Call> {
-    let sandbox = platform.sandbox(caller, named).await?;
+    let sandbox = platform.running(caller, named).await?;
     Ok(platform.node.call(&sandbox.id)?)
 }
 

@@ -110,7 +110,7 @@ pub async fn lease(
 ) -> Answer<Json<Sandbox>> {
     caller.require(Role::Write)?;
     lease.check()?;
-    let sandbox = platform.sandbox(&caller, &named).await?;
+    let sandbox = platform.running(&caller, &named).await?;
     platform.note(&caller, Act::Lease, |entry| entry.sandbox(&sandbox.id));
     let shown = platform.node.renew(&sandbox.id, Duration::from_millis(lease.idle_ms))?;
     // The node keeps it; the store shows it later if it cannot take it now.
@@ -125,7 +125,7 @@ pub async fn usage(
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Usage>> {
-    let sandbox = platform.sandbox(&caller, &named).await?;
+    let sandbox = platform.running(&caller, &named).await?;
     Ok(Json(platform.node.usage(&sandbox.id).await?))
 }
 

@@ -1,5 +1,6 @@
 //! A sandbox's row from the request to the end: asked for once, inside the quota, and only ever moved forwards.
 
+use api::SandboxId;
 use api::account::Quota;
 use api::sandbox::{EndReason, Sandbox, SandboxState};
 use sqlx::sqlite::SqliteConnection;
@@ -118,6 +119,21 @@ impl Store {
         .await
         .map_err(failed(ACT))?;
         transaction.commit().await.map_err(failed(ACT))?;
+        Ok(done.rows_affected() > 0)
+    }
+
+    /// Forgets a sandbox that was asked for and never begun: nothing of it was ever there.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn withdraw(&self, id: &SandboxId) -> Result<bool, Error> {
+        const ACT: &str = "take back a request";
+        let mut connection = self.connection(Lasting::Process, ACT).await?;
+        let done = sqlx::query("DELETE FROM sandboxes WHERE id = ? AND state = 'starting'")
+            .bind(id.as_str())
+            .execute(&mut *connection)
+            .await
+            .map_err(failed(ACT))?;
         Ok(done.rows_affected() > 0)
     }
 

@@ -1,0 +1,290 @@
+//! A server to try things on: the real `belljar serve`, with a data directory and a port of its own, that can be killed and
+//! started again.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use api::account::{CreateKey, PutProject, Quota, Role};
+use api::limits::Limits;
+use api::sandbox::CreateSandbox;
+use client::Client;
+use tempfile::TempDir;
+
+use crate::layer;
+use crate::traces::Traces;
+
+/// A start of the server, recovery included, on a machine under load.
+const STARTS_WITHIN: Duration = Duration::from_secs(20);
+/// Tests are to be refused for what they try, not for how often.
+pub const PLENTY: Quota = Quota {
+    sandboxes: 2000,
+    memory_bytes: 1 << 50,
+    disk_bytes: 1 << 50,
+    creates_per_second: 100_000,
+    execs_per_second: 100_000,
+};
+
+/// A running server.
+pub struct Service {
+    binary: PathBuf,
+    child: Option<Child>,
+    /// What comes before `serve`, for tests that run the server under something (`faketime`).
+    before: Vec<String>,
+    extra: Vec<String>,
+    address: String,
+    /// The first key: an administrator's, of project `default`, whose quota is [`PLENTY`].
+    pub key: String,
+    /// Kept last.
+    data: TempDir,
+}
+
+/// The `belljar` of this build.
+pub fn binary() -> PathBuf {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY
+        .get_or_init(|| {
+            if let Some(path) = std::env::var_os("BELLJAR_BINARY") {
+                return path.into();
+            }
+            let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+            let mut build = Command::new(cargo);
+            build.args(["build", "--locked", "-p", "cli", "--bin", "belljar"]);
+            if !cfg!(debug_assertions) {
+                build.arg("--release");
+            }
+            assert!(build.status().expect("cargo").success(), "belljar could not be built");
+            // <target>/<profile>/deps/<test>
+            let test = std::env::current_exe().unwrap();
+            let profile = test
+                .ancestors()
+                .find(|path| path.join("belljar").is_file())
+                .expect("belljar beside the test");
+            profile.join("belljar")
+        })
+        .clone()
+}
+
+/// A small sandbox: tests make many.
+pub fn small() -> CreateSandbox {
+    let limits = Limits {
+        memory_bytes: 128 << 20,
+        disk_bytes: Limits::MIN.disk_bytes,
+        disk_inodes: 1024,
+        tmp_bytes: 16 << 20,
+        ..Limits::default()
+    };
+    CreateSandbox { limits, ..CreateSandbox::default() }
+}
+
+impl Service {
+    /// A server of this build, with the template `base`.
+    pub fn start() -> Self {
+        Self::with(&[], &[])
+    }
+
+    /// Likewise, with words before the program and options after `serve`.
+    pub fn with(before: &[&str], extra: &[&str]) -> Self {
+        let data = tempfile::Builder::new().prefix("belljar-serve").tempdir().expect("a temporary directory");
+        Self::on(data, before, extra)
+    }
+
+    /// Likewise, on a data directory that is there.
+    pub fn on(data: TempDir, before: &[&str], extra: &[&str]) -> Self {
+        std::fs::set_permissions(data.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+        lend_template(data.path());
+        let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect();
+        let mut service = Self {
+            binary: binary(),
+            child: None,
+            before: words(before),
+            extra: words(extra),
+            address: "127.0.0.1:0".into(),
+            key: String::new(),
+            data,
+        };
+        service.begin();
+        service.key = std::fs::read_to_string(service.first_key()).unwrap().trim().to_owned();
+        let admin = service.client();
+        apart(async || drop(admin.put_project("default", &PutProject { quota: PLENTY }).await.unwrap()));
+        service
+    }
+
+    /// Starts the server, on the address it had before, and says how long that took.
+    pub fn begin(&mut self) -> Duration {
+        let begun = Instant::now();
+        let log = File::options().create(true).append(true).open(self.log()).unwrap();
+        let mut words = self.before.clone();
+        words.push(self.binary.to_string_lossy().into_owned());
+        let mut command = Command::new(&words[0]);
+        command
+            .args(&words[1..])
+            .arg("--data")
+            .arg(self.data.path())
+            .args(["serve", "--listen", &self.address, "--first-key"])
+            .arg(self.first_key())
+            .args(&self.extra)
+            .env_remove("BELLJAR_SERVER")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log);
+        let mut child = command.spawn().expect("belljar serve");
+        let (send, lines) = mpsc::channel();
+        let stdout = child.stdout.take().unwrap();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = send.send(line);
+            }
+        });
+        self.child = Some(child);
+        loop {
+            match lines.recv_timeout(STARTS_WITHIN.saturating_sub(begun.elapsed())) {
+                Ok(line) => {
+                    if let Some((_, address)) =
+                        line.strip_prefix("belljar serves ").and_then(|url| url.split_once("://"))
+                    {
+                        self.address = address.trim_end().to_owned();
+                        return begun.elapsed();
+                    }
+                }
+                Err(_) => panic!("the server did not start: {}", self.words()),
+            }
+        }
+    }
+
+    /// Kills the server as by a power cut of its process.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    /// Uses another `belljar` from the next start on.
+    pub fn replace(&mut self, binary: &Path) {
+        self.binary = binary.to_owned();
+    }
+
+    /// The process of the server.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("a running server").id()
+    }
+
+    /// Where it is.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The data directory.
+    pub fn data(&self) -> &Path {
+        self.data.path()
+    }
+
+    /// A client with the first key.
+    pub fn client(&self) -> Client {
+        Client::new(&self.url(), &self.key).unwrap()
+    }
+
+    /// A client with a fresh key of this role in this project, which is made if it is not there.
+    pub async fn client_of(&self, project: &str, role: Role, quota: Quota) -> Client {
+        Client::new(&self.url(), &self.key_of(project, role, quota).await).unwrap()
+    }
+
+    /// A fresh key, likewise.
+    pub async fn key_of(&self, project: &str, role: Role, quota: Quota) -> String {
+        let admin = self.client();
+        admin.put_project(project, &PutProject { quota }).await.unwrap();
+        let ask = CreateKey { project: project.into(), role, label: String::new(), valid_ms: None };
+        admin.create_key(&ask).await.unwrap().secret
+    }
+
+    /// What the server has written to its log.
+    pub fn words(&self) -> String {
+        std::fs::read_to_string(self.log()).unwrap_or_default()
+    }
+
+    /// What its sandboxes can leave behind: everything that names the data directory or one of these ids.
+    pub fn traces(&self, ids: &[String]) -> Traces {
+        let mut marks: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let data = self.data.path().to_string_lossy();
+        marks.push(&data);
+        Traces::of(&marks)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.data.path().join("serve.log")
+    }
+
+    fn first_key(&self) -> PathBuf {
+        self.data.path().join("first.key")
+    }
+}
+
+impl Drop for Service {
+    /// Ends the server and its sandboxes, whatever the test did.
+    fn drop(&mut self) {
+        self.kill();
+        let Ok(machine) = node::Machine::open(self.data.path()) else { return };
+        apart(async || {
+            for flavor in node::Machine::flavors() {
+                let Ok(runtime) = machine.runtime(flavor.name) else { continue };
+                for listed in runtime.list().await.unwrap_or_default() {
+                    let _ = runtime.stop(&listed.id, Duration::ZERO).await;
+                }
+            }
+        });
+    }
+}
+
+/// Waits for something on a thread of its own: whoever calls may be on an executor already.
+fn apart(work: impl AsyncFnOnce() + Send) {
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| {
+            let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            executor.block_on(work());
+        });
+        done.join().unwrap();
+    });
+}
+
+/// Runs a test if tests on real servers are wanted.
+pub fn served(test: impl AsyncFn()) {
+    if std::env::var_os("BELLJAR_REAL").is_none() {
+        eprintln!("skipped: needs root and real runtimes; run it with `just real`");
+        return;
+    }
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(test());
+}
+
+/// The template `base`, without copying its layer: the tests' own is lent.
+fn lend_template(data: &Path) {
+    let tree = layer::base();
+    let (layers, templates) = (data.join("layers"), data.join("templates"));
+    for directory in [&layers, &templates] {
+        std::fs::create_dir_all(directory).unwrap();
+    }
+    std::fs::set_permissions(&layers, std::fs::Permissions::from_mode(0o711)).unwrap();
+    let key = "b".repeat(64);
+    std::fs::create_dir_all(layers.join(&key)).unwrap();
+    if !layers.join(&key).join("fs").exists() {
+        symlink(tree, layers.join(&key).join("fs")).unwrap();
+    }
+    let template = node::template::Template {
+        name: "base".into(),
+        layers: vec![key],
+        env: std::collections::BTreeMap::new(),
+        cwd: None,
+        built_at: 0,
+    };
+    node::template::Store::new(data).save(&template).unwrap();
+}

@@ -1,0 +1,112 @@
+//! A service that people leave running: kills, upgrades, and what is left after them.
+
+// A test fails by panicking, and says what it saw.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::indexing_slicing
+)]
+
+use std::time::{Duration, Instant};
+
+use api::exec::{ExecSpec, Outcome, OutputMode};
+use api::sandbox::SandboxState;
+use e2e::lab::script;
+use e2e::service::{Service, served, small};
+
+/// How often the server is killed: `BELLJAR_KILLS`, or what CI has time for.
+fn kills() -> u32 {
+    std::env::var("BELLJAR_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
+}
+
+/// Random times, from a seed that is printed.
+struct Random(u64);
+
+impl Random {
+    fn new() -> Self {
+        let seed = std::env::var("BELLJAR_SEED").ok().and_then(|text| text.parse().ok());
+        let seed = seed.unwrap_or_else(|| u64::from(std::process::id()) * 2_654_435_761 + 1);
+        eprintln!("seed: BELLJAR_SEED={seed}");
+        Self(seed)
+    }
+
+    /// A number below `most`.
+    fn below(&mut self, most: u64) -> u64 {
+        // xorshift: good enough to choose moments.
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % most
+    }
+}
+
+/// Scenario 40, pain 10: 50 sandboxes, each with an exec that prints a counter in mode `block`, under a server that is killed
+/// again and again.
+#[test]
+fn a_server_that_is_killed_at_any_moment_loses_no_sandbox_and_no_byte() {
+    const SANDBOXES: usize = 50;
+    served(async || {
+        let mut random = Random::new();
+        let mut service = Service::start();
+        let client = service.client();
+        let mut ids = Vec::new();
+        for _ in 0..SANDBOXES {
+            ids.push(client.create(&small()).await.unwrap().id);
+        }
+        let spec = ExecSpec {
+            output: OutputMode::Block,
+            output_bytes: Some(4096),
+            deadline_ms: None,
+            ..script(
+                "i=0; while [ ! -e /workspace/stop ]; do echo $i; i=$((i+1)); sleep 0.02; done; echo last $i",
+            )
+        };
+        let readers: Vec<_> = ids
+            .iter()
+            .map(|id| {
+                let (client, id, spec) = (client.clone(), id.clone(), spec.clone());
+                tokio::spawn(async move {
+                    let exec = client.exec(&id, &spec).await.unwrap();
+                    exec.collect().await.unwrap()
+                })
+            })
+            .collect();
+        let mut slowest = Duration::ZERO;
+        for _ in 0..kills() {
+            tokio::time::sleep(Duration::from_millis(100 + random.below(900))).await;
+            service.kill();
+            let down = Instant::now();
+            service.begin();
+            // Back means: it answers, and knows them all.
+            let live = client.sandboxes(false).await.unwrap();
+            slowest = slowest.max(down.elapsed());
+            assert_eq!(live.iter().filter(|one| one.state == SandboxState::Running).count(), SANDBOXES);
+        }
+        eprintln!("{} kills, the API was away for at most {slowest:?}", kills());
+        for id in &ids {
+            let done =
+                client.exec(id, &script("touch /workspace/stop")).await.unwrap().collect().await.unwrap();
+            assert_eq!(done.end.outcome, Outcome::Exited { code: 0 });
+        }
+        let mut lines = 0;
+        for reader in readers {
+            let done = tokio::time::timeout(Duration::from_secs(60), reader).await.unwrap().unwrap();
+            assert_eq!(done.end.outcome, Outcome::Exited { code: 0 });
+            let text = String::from_utf8(done.stdout).unwrap();
+            let (numbers, last) = text.trim_end().rsplit_once("\nlast ").unwrap();
+            let count: usize = last.parse().unwrap();
+            let expected: Vec<String> = (0..count).map(|number| number.to_string()).collect();
+            assert!(numbers.lines().eq(expected.iter()), "a stream is not complete");
+            lines += count;
+        }
+        eprintln!("{lines} lines, each once");
+        for id in &ids {
+            client.stop(id).await.unwrap();
+        }
+        let names: Vec<String> = ids.iter().map(ToString::to_string).collect();
+        service.traces(&names).assert_nothing_left_but_the_server(service.pid());
+        assert!(slowest < e2e::lab::promised(2), "the API was away for {slowest:?}");
+    });
+}
