@@ -12,6 +12,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use api::Error;
 use api::account::{CreateKey, NewKey, Quota, Role};
@@ -29,6 +30,9 @@ use crate::{platform, show};
 
 /// The project that the first key belongs to.
 const FIRST_PROJECT: &str = "default";
+
+/// How long a store may be silent before a start is given up. On a busy machine it takes a second or two.
+const STORE_WITHIN: Duration = Duration::from_secs(15);
 
 /// How to serve.
 #[derive(clap::Args)]
@@ -79,7 +83,7 @@ async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments
         .map_err(|error| platform(node::error::chain(&error)))?;
     let new = first_key(&store).await?;
     let platform = Arc::new(Platform::new(node, store, audit));
-    follow::begin(&platform).await.map_err(|error| crate::platform(node::error::chain(&error)))?;
+    patiently(async || follow::begin(&platform).await).await?;
     let listener = TcpListener::bind(configuration.listen).await.map_err(|error| Error {
         fix: "Stop what uses that address, or choose another one with --listen.".into(),
         ..crate::platform(format!("cannot listen on {}: {error}", configuration.listen))
@@ -97,6 +101,18 @@ async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments
     platform.audit.record(Entry::new(clock::wall_ms(), Act::ServerStop));
     platform.audit.flush().await;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Asks the store again while it does not answer: a server that starts is given more time than a request.
+async fn patiently<T>(ask: impl AsyncFn() -> Result<T, control::store::Error>) -> Result<T, Error> {
+    let begun = Instant::now();
+    loop {
+        match ask().await {
+            Ok(value) => return Ok(value),
+            Err(control::store::Error::Unavailable { .. }) if begun.elapsed() < STORE_WITHIN => {}
+            Err(error) => return Err(platform(node::error::chain(&error))),
+        }
+    }
 }
 
 /// The runtimes of this machine, the weakest wall first.
