@@ -6,6 +6,7 @@
 //! | [`mod@reference`] | plain `runc run` with our own configuration and mounts |
 //! | [`weight`] | the memory of idle sandboxes, and of this process for each |
 //! | [`flood`] | bytes a second through one exec |
+//! | [`service`] | the same through the public API, many at once |
 //! | [`samples`] | percentiles |
 //! | [`report`] | the tables, and the goals |
 //!
@@ -13,13 +14,21 @@
 //! subjects of a round alike, so the ratios can be compared between runs and the milliseconds cannot.
 
 // A program for people, which fails as tests do.
-#![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
 
 mod flood;
 mod reference;
 mod report;
 mod rounds;
 mod samples;
+mod service;
 mod weight;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,11 +47,13 @@ struct Effort {
     flood_bytes: u64,
     /// Bytes of a flood through a user-space kernel.
     flood_bytes_kernel: u64,
+    /// Idle sandboxes on a server.
+    live: usize,
 }
 
 impl Effort {
-    const FULL: Self = Self { rounds: 200, flood_bytes: 1 << 30, flood_bytes_kernel: 256 << 20 };
-    const QUICK: Self = Self { rounds: 20, flood_bytes: 128 << 20, flood_bytes_kernel: 128 << 20 };
+    const FULL: Self = Self { rounds: 200, flood_bytes: 1 << 30, flood_bytes_kernel: 256 << 20, live: 300 };
+    const QUICK: Self = Self { rounds: 20, flood_bytes: 128 << 20, flood_bytes_kernel: 128 << 20, live: 50 };
 }
 
 fn main() -> ExitCode {
@@ -69,7 +80,8 @@ fn main() -> ExitCode {
     if is_wanted("runsc") && is_installed("runsc") {
         labs.push(Lab::new("runsc"));
     }
-    let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let executor =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let measured = catch_unwind(AssertUnwindSafe(|| executor.block_on(measure(effort, &labs))));
     executor.block_on(tidy(&labs));
     executor.shutdown_background();
@@ -96,7 +108,9 @@ async fn measure(effort: Effort, labs: &[Lab]) {
     }
     report::weights(&weights);
     report::floods(&floods);
-    report::goals(&times, &weights);
+    let served = service::run(effort, runc).await;
+    report::served(&served);
+    report::goals(&times, &weights, &served);
 }
 
 /// Ends what a measurement that failed has left running: its data directory goes with this process.

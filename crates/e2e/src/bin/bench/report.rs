@@ -6,6 +6,7 @@ use std::process::Command;
 use crate::flood::Flood;
 use crate::rounds::Times;
 use crate::samples::Samples;
+use crate::service::{Served, Ways};
 use crate::weight::Weight;
 
 /// A start may take this many times what plain `runc run` takes.
@@ -18,6 +19,11 @@ const EXEC_P50_MS: f64 = 1.0;
 const EXEC_P95_MS: f64 = 2.0;
 /// An idle sandbox may weigh this much.
 const IDLE_MIB: f64 = 2.0;
+/// Through the API, everything may take this many times what it takes in this process.
+const SERVED_RATIO: f64 = 1.3;
+/// A server may have this much resident by itself, and this much for each sandbox.
+const SERVER_MIB: f64 = 60.0;
+const SERVER_KIB_EACH: f64 = 30.0;
 const MIB: f64 = 1_048_576.0;
 
 /// Says where this runs.
@@ -115,8 +121,45 @@ pub(crate) fn floods(floods: &[Flood]) {
     }
 }
 
+/// The tables of the service.
+pub(crate) fn served(served: &Served) {
+    println!(
+        "\n{:<44} {:>7} {:>9} {:>9} {:>9} {:>9}",
+        "through the API on loopback", "at once", "p50 ms", "p95 ms", "× here", "× runc run"
+    );
+    let line = |what: &str, at_once: usize, samples: &Samples, ways: &Ways| {
+        let ratio = |to: &Samples| {
+            if to.is_empty() { String::new() } else { format!("{:.2}", samples.p50() / to.p50()) }
+        };
+        let (here, runc) = (ratio(&ways.here), ratio(&ways.runc_run));
+        println!("{what:<44} {at_once:>7} {:>9.2} {:>9.2} {here:>9} {runc:>9}", samples.p50(), samples.p95());
+    };
+    for ways in &served.lives {
+        line("runc run", ways.at_once, &ways.runc_run, ways);
+        line("create, first exec, stop: in this process", ways.at_once, &ways.here, ways);
+        line("create, first exec, stop: through the API", ways.at_once, &ways.served, ways);
+    }
+    for ways in &served.execs {
+        line("exec of /bin/true: in this process", ways.at_once, &ways.here, ways);
+        line("exec of /bin/true: through the API", ways.at_once, &ways.served, ways);
+    }
+    let [before, after] = served.resident;
+    println!(
+        "server: {:.1} MiB resident; with {} idle sandboxes {:.1} MiB, {:.0} KiB for each",
+        mib(before),
+        served.live,
+        mib(after),
+        per_sandbox_kib(served)
+    );
+}
+
+fn per_sandbox_kib(served: &Served) -> f64 {
+    let [before, after] = served.resident;
+    after.saturating_sub(before) as f64 / 1024.0 / served.live as f64
+}
+
 /// The table of goals.
-pub(crate) fn goals(times: &Times, weights: &[Weight]) {
+pub(crate) fn goals(times: &Times, weights: &[Weight], served: &Served) {
     println!("\n{:<58} {:>9} {:>9}   met", "goal on runc", "most", "measured");
     let line = |what: &str, most: f64, measured: f64| {
         let met = if measured <= most { "yes" } else { "no" };
@@ -132,6 +175,17 @@ pub(crate) fn goals(times: &Times, weights: &[Weight]) {
     if let Some(runc) = weights.iter().find(|weight| weight.name == "runc") {
         line("idle sandbox, all that is charged, MiB", IDLE_MIB, mib(runc.charged));
     }
+    for ways in &served.lives {
+        let what = format!("{} lives at once through the API, × in process", ways.at_once);
+        line(&what, SERVED_RATIO, ways.served.p50() / ways.here.p50());
+    }
+    for ways in &served.execs {
+        let what = format!("{} execs at once through the API, × in process", ways.at_once);
+        line(&what, SERVED_RATIO, ways.served.p50() / ways.here.p50());
+    }
+    let [_, after] = served.resident;
+    let most = SERVER_MIB + SERVER_KIB_EACH * served.live as f64 / 1024.0;
+    line(&format!("the server with {} idle sandboxes, MiB", served.live), most, mib(after));
 }
 
 fn mib(bytes: u64) -> f64 {

@@ -98,7 +98,7 @@ fn memory_cgroup() -> PathBuf {
 }
 
 /// The resident memory of a process.
-fn resident(pid: &str) -> u64 {
+pub(crate) fn resident(pid: &str) -> u64 {
     let status = read(&Path::new("/proc").join(pid).join("status"));
     let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"));
     kib.and_then(|text| text.trim().parse::<u64>().ok()).expect("VmRSS of a process") * 1024
