@@ -21,6 +21,8 @@ use crate::store::{Request, Requested, Store};
 const TRY_EVERY: Duration = Duration::from_secs(30);
 /// A try that takes longer has failed.
 const TRY_WITHIN: Duration = Duration::from_secs(20);
+/// How often a request is taken anew whose start was interrupted: once is enough, unless the store has not heard of it.
+const ASK_AGAIN_MAX: u32 = 3;
 
 /// The platform on one machine.
 pub struct Platform {
@@ -95,14 +97,24 @@ impl Platform {
             idempotency: idempotency.as_deref().map(|key| (key, hash)),
         };
         // Whoever repeats a request is answered from what is known, at any rate.
-        let (sandbox, new) = match self.store.request(&ask).await {
-            Ok(Requested::New(sandbox)) => (sandbox, true),
-            Ok(Requested::Known(sandbox)) => (sandbox, false),
-            Err(error) => {
-                if let crate::store::Error::Quota { .. } = error {
-                    self.note(account, Act::QuotaRefused, |entry| entry);
+        let mut again = 0..ASK_AGAIN_MAX;
+        let (sandbox, new) = loop {
+            match self.store.request(&ask).await {
+                Ok(Requested::New(sandbox)) => break (sandbox, true),
+                Ok(Requested::Known(sandbox)) => {
+                    let settled = self.node.settled(&sandbox.id).await.unwrap_or_else(|| sandbox.clone());
+                    if settled.reason != Some(EndReason::Interrupted) || again.next().is_none() {
+                        break (sandbox, false);
+                    }
+                    // The server was killed during its start. Nothing ran in it, and its end gives the key back.
+                    self.store.moved(&settled).await?;
                 }
-                return Err(error.into());
+                Err(error) => {
+                    if let crate::store::Error::Quota { .. } = error {
+                        self.note(account, Act::QuotaRefused, |entry| entry);
+                    }
+                    return Err(error.into());
+                }
             }
         };
         if new {

@@ -29,20 +29,27 @@ mod schema;
 #[cfg(test)]
 mod tests;
 
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 use sqlx::{Connection, Sqlite, Transaction};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use request::{Request, Requested};
 
-/// How long a caller waits for its turn, and then once more for a lock that another process holds. A create must be refused
-/// within a second of a store's silence (L-04).
+/// How long a caller waits for its turn while nobody gets one, and then once more for a lock that another process holds. A create
+/// must be refused within a second of a store's silence (L-04).
 pub const WAIT: Duration = Duration::from_millis(500);
+/// How long a caller waits for its turn as long as those before it get theirs: half of what a client waits for an answer.
+const TURN_WITHIN: Duration = Duration::from_secs(30);
 /// Reads are single index lookups or a page; two cores have no use for more of them at once.
 const READERS: u32 = 4;
 
@@ -52,6 +59,22 @@ pub struct Store {
     /// The one connection that writes: writers queue here in order instead of polling for SQLite's lock.
     writer: SqlitePool,
     readers: SqlitePool,
+    turns: Arc<Turns>,
+}
+
+/// Whose turn it is to write, in the order of asking.
+#[derive(Debug)]
+struct Turns {
+    queue: Arc<Semaphore>,
+    /// Transactions that got the write lock: while they do, whoever waits will have its turn.
+    begun: AtomicU64,
+}
+
+/// The one connection that writes, in the hand of whoever has the turn.
+struct Writer {
+    connection: PoolConnection<Sqlite>,
+    turns: Arc<Turns>,
+    _turn: OwnedSemaphorePermit,
 }
 
 /// Why the store did not do what was asked.
@@ -119,7 +142,9 @@ impl Store {
         schema::create_if_missing(path).await?;
         let options = options(path);
         let writer = pool(1).connect_with(options.clone()).await.map_err(failed("be opened"))?;
-        let store = Self { writer, readers: pool(READERS).connect_lazy_with(options.read_only(true)) };
+        let readers = pool(READERS).connect_lazy_with(options.read_only(true));
+        let turns = Arc::new(Turns { queue: Arc::new(Semaphore::new(1)), begun: AtomicU64::new(0) });
+        let store = Self { writer, readers, turns };
         let mut connection = store.writer.acquire().await.map_err(failed("be opened"))?;
         schema::check(&mut connection).await?;
         // Only now, because it writes. A copy that was made with SQLite's own tools may have another mode.
@@ -149,7 +174,8 @@ impl Store {
     }
 
     /// The one connection that writes.
-    async fn connection(&self, lasting: Lasting, act: &'static str) -> Result<PoolConnection<Sqlite>, Error> {
+    async fn connection(&self, lasting: Lasting, act: &'static str) -> Result<Writer, Error> {
+        let _turn = self.turns.next().await.map_err(failed(act))?;
         let mut connection = self.writer.acquire().await.map_err(failed(act))?;
         // Each time, because whoever had it before may have been dropped before it could set this back.
         let pragma = match lasting {
@@ -157,16 +183,45 @@ impl Store {
             Lasting::Machine => "PRAGMA synchronous = FULL",
         };
         sqlx::query(pragma).execute(&mut *connection).await.map_err(failed(act))?;
-        Ok(connection)
+        Ok(Writer { connection, turns: Arc::clone(&self.turns), _turn })
+    }
+}
+
+impl Turns {
+    /// Waits for a turn: long behind many that get theirs, and not long behind one that does not.
+    async fn next(&self) -> Result<OwnedSemaphorePermit, sqlx::Error> {
+        let deadline = Instant::now() + TURN_WITHIN;
+        let mut turn = pin!(Arc::clone(&self.queue).acquire_owned());
+        loop {
+            let begun = self.begun.load(Ordering::Acquire);
+            match tokio::time::timeout(WAIT, &mut turn).await {
+                Ok(turn) => return turn.map_err(|_| sqlx::Error::PoolClosed),
+                Err(_) if self.begun.load(Ordering::Acquire) != begun && Instant::now() < deadline => {}
+                Err(_) => return Err(sqlx::Error::PoolTimedOut),
+            }
+        }
+    }
+}
+
+impl Deref for Writer {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for Writer {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        &mut self.connection
     }
 }
 
 /// Begins a transaction that already has the write lock. Dropped without a commit, it leaves nothing.
-async fn begin<'c>(
-    connection: &'c mut SqliteConnection,
-    act: &'static str,
-) -> Result<Transaction<'c, Sqlite>, Error> {
-    connection.begin_with("BEGIN IMMEDIATE").await.map_err(failed(act))
+async fn begin<'c>(writer: &'c mut Writer, act: &'static str) -> Result<Transaction<'c, Sqlite>, Error> {
+    let transaction = writer.connection.begin_with("BEGIN IMMEDIATE").await.map_err(failed(act))?;
+    writer.turns.begun.fetch_add(1, Ordering::AcqRel);
+    Ok(transaction)
 }
 
 fn pool(most: u32) -> SqlitePoolOptions {

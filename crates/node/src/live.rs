@@ -126,6 +126,17 @@ impl Node {
         })
     }
 
+    /// How a sandbox is doing as soon as it is not starting any more; one whose start was interrupted, as soon as nothing of
+    /// it is left.
+    pub async fn settled(&self, id: &SandboxId) -> Option<Shown> {
+        let entry = self.entry(id)?;
+        let shown = entry.until(|state| state != SandboxState::Starting).await;
+        if shown.reason == Some(EndReason::Interrupted) {
+            return Some(entry.until(SandboxState::is_terminal).await);
+        }
+        Some(shown)
+    }
+
     /// How a sandbox is doing.
     pub fn find(&self, id: &SandboxId) -> Option<Shown> {
         self.entry(id).map(|entry| entry.shown())

@@ -53,6 +53,25 @@ async fn a_locked_store_refuses_writes_soon_and_still_reads() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_writers_at_once_all_have_their_turn() {
+    let place = Place::new().await;
+    let quota = Quota { sandboxes: 1, ..Quota::default() };
+    place.ask(&sandbox("first")).await.unwrap();
+    let begun = Instant::now();
+    let mut asking = JoinSet::new();
+    // More than can be answered in the time after which a store counts as silent; none of them changes anything.
+    for number in 0..6000 {
+        let store = place.store.clone();
+        asking.spawn(async move { ask(&store, &sandbox(&format!("n{number}")), &quota, None).await });
+    }
+    while let Some(answer) = asking.join_next().await {
+        let answer = answer.unwrap();
+        assert!(matches!(answer, Err(Error::Quota { .. })), "{answer:?} after {:?}", begun.elapsed());
+    }
+    assert!(begun.elapsed() > super::super::WAIT, "there was no queue to speak of");
+}
+
 #[tokio::test]
 async fn a_full_store_refuses_what_is_new_and_still_reads() {
     // L-04
