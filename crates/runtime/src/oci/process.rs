@@ -125,6 +125,7 @@ pub(crate) fn reap(pid: i32) -> bool {
 
 /// Collects all zombies that this process inherited and whose user is in this range: the helpers that a user-space
 /// kernel leaves. Children that this process started itself have other users and are collected where they were started.
+/// A process 1 that died before it became the guest has no user of the range yet, but a name that only runc gives.
 pub(crate) fn reap_zombies(users: Range<u32>) -> Result<(), Error> {
     let tasks = Path::new("/proc/self/task");
     for task in std::fs::read_dir(tasks).map_err(|source| files::failed("list", tasks, source))?.flatten() {
@@ -135,7 +136,8 @@ pub(crate) fn reap_zombies(users: Range<u32>) -> Result<(), Error> {
             let user = status
                 .lines()
                 .find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().next()?.parse().ok());
-            if user.is_some_and(|user| users.contains(&user)) && status.contains("\nState:\tZ") {
+            let unborn = status.starts_with("Name:\trunc:[");
+            if (unborn || user.is_some_and(|user| users.contains(&user))) && status.contains("\nState:\tZ") {
                 reap(pid);
             }
         }
