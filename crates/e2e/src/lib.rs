@@ -22,7 +22,9 @@
 pub mod cutter;
 pub mod lab;
 pub mod layer;
+pub mod random;
 pub mod service;
 pub mod traces;
+pub mod wire;
 
 pub use lab::{Lab, on};

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use api::SandboxId;
 use api::account::{CreateKey, PutProject, Quota, Role};
 use api::limits::Limits;
 use api::sandbox::CreateSandbox;
@@ -18,9 +19,14 @@ use tempfile::TempDir;
 
 use crate::layer;
 use crate::traces::Traces;
+use crate::wire::Wire;
 
 /// A start of the server, recovery included, on a machine under load.
 const STARTS_WITHIN: Duration = Duration::from_secs(20);
+/// What ended has been written down everywhere: the store is compared with the machine every 5 s.
+const SETTLES_WITHIN: Duration = Duration::from_secs(20);
+/// Between two looks at something that is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Tests are to be refused for what they try, not for how often.
 pub const PLENTY: Quota = Quota {
     sandboxes: 2000,
@@ -97,7 +103,7 @@ impl Service {
     /// Likewise, on a data directory that is there.
     pub fn on(data: TempDir, before: &[&str], extra: &[&str]) -> Self {
         std::fs::set_permissions(data.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
-        lend_template(data.path());
+        lend_template(data.path(), "base", 'b');
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect();
         let mut service = Self {
             binary: binary(),
@@ -170,6 +176,11 @@ impl Service {
         self.binary = binary.to_owned();
     }
 
+    /// Puts these words before the program from the next start on.
+    pub fn run_under(&mut self, before: &[&str]) {
+        self.before = before.iter().map(|word| (*word).to_owned()).collect();
+    }
+
     /// The process of the server.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("a running server").id()
@@ -188,6 +199,19 @@ impl Service {
     /// A client with the first key.
     pub fn client(&self) -> Client {
         Client::new(&self.url(), &self.key).unwrap()
+    }
+
+    /// A way to it for requests that are sent once.
+    pub fn wire(&self) -> Wire {
+        Wire::new(self.address.parse().unwrap(), Some(&self.key))
+    }
+
+    /// `belljar` as a person calls it who uses this server.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.arg("--data").arg(self.data.path()).args(arguments);
+        command.env("BELLJAR_SERVER", self.url()).env("BELLJAR_KEY", &self.key).stdin(Stdio::null());
+        command
     }
 
     /// A client with a fresh key of this role in this project, which is made if it is not there.
@@ -216,6 +240,53 @@ impl Service {
         Traces::of(&marks)
     }
 
+    /// Adds a template like `base` with a layer of its own: a hexadecimal digit, many times.
+    pub fn add_template(&self, name: &str, letter: char) {
+        lend_template(self.data(), name, letter);
+    }
+
+    /// Process 1 of a sandbox, as this machine sees it.
+    pub fn process_of(&self, sandbox: &SandboxId) -> i32 {
+        let record = self.data().join("sandboxes").join(sandbox.as_str()).join("record.json");
+        let record: serde_json::Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+        record["process"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a process")
+    }
+
+    /// Fails if anything is left of a sandbox of the first project, once it has had time to go: on the machine, in the data
+    /// directory, or as a row that says that it lives.
+    pub async fn assert_nothing_left(&self) {
+        let client = self.client();
+        until(SETTLES_WITHIN, "every sandbox to have ended", async || {
+            client.sandboxes(false).await.unwrap().is_empty()
+        })
+        .await;
+        let ids: Vec<String> =
+            client.sandboxes(true).await.unwrap().iter().map(|one| one.id.to_string()).collect();
+        self.traces(&ids).assert_nothing_left_but_the_server(self.pid());
+        let mut left = Vec::new();
+        let since = Instant::now();
+        // A sandbox is tried now and then, and comes and goes.
+        while since.elapsed() < SETTLES_WITHIN {
+            left = self.files();
+            if left.is_empty() {
+                return;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        panic!("left in the data directory: {left:#?}");
+    }
+
+    /// What the data directory holds of sandboxes: directories, records, states of runtimes.
+    fn files(&self) -> Vec<PathBuf> {
+        let inside = |path: PathBuf| -> Vec<PathBuf> {
+            std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+        };
+        let mut left = inside(self.data().join("sandboxes"));
+        left.extend(inside(self.data().join("node")).into_iter().filter(|path| !path.ends_with("lock")));
+        left.extend(inside(self.data().join("runtime")).into_iter().flat_map(inside));
+        left
+    }
+
     fn log(&self) -> PathBuf {
         self.data.path().join("serve.log")
     }
@@ -238,6 +309,8 @@ impl Drop for Service {
                 }
             }
         });
+        // A runtime takes over the orphans of the process it is used in: those of the next server are its own.
+        let _ = rustix::process::set_child_subreaper(None);
     }
 }
 
@@ -250,6 +323,15 @@ fn apart(work: impl AsyncFnOnce() + Send) {
         });
         done.join().unwrap();
     });
+}
+
+/// Waits until something is so.
+pub async fn until(within: Duration, what: &str, so: impl AsyncFn() -> bool) {
+    let since = Instant::now();
+    while !so().await {
+        assert!(since.elapsed() < within, "waited {within:?} for {what}");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 /// Runs a test if tests on real servers are wanted.
@@ -266,21 +348,21 @@ pub fn served(test: impl AsyncFn()) {
         .block_on(test());
 }
 
-/// The template `base`, without copying its layer: the tests' own is lent.
-fn lend_template(data: &Path) {
+/// A template like `base`, without copying its layer: the tests' own is lent, under this letter.
+fn lend_template(data: &Path, name: &str, letter: char) {
     let tree = layer::base();
     let (layers, templates) = (data.join("layers"), data.join("templates"));
     for directory in [&layers, &templates] {
         std::fs::create_dir_all(directory).unwrap();
     }
     std::fs::set_permissions(&layers, std::fs::Permissions::from_mode(0o711)).unwrap();
-    let key = "b".repeat(64);
+    let key = letter.to_string().repeat(64);
     std::fs::create_dir_all(layers.join(&key)).unwrap();
     if !layers.join(&key).join("fs").exists() {
         symlink(tree, layers.join(&key).join("fs")).unwrap();
     }
     let template = node::template::Template {
-        name: "base".into(),
+        name: name.into(),
         layers: vec![key],
         env: std::collections::BTreeMap::new(),
         cwd: None,

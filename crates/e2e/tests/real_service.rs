@@ -13,33 +13,16 @@ use std::time::{Duration, Instant};
 
 use api::exec::{ExecSpec, Outcome, OutputMode};
 use api::sandbox::SandboxState;
-use e2e::lab::script;
+use e2e::lab::{exec, script};
+use e2e::random::Random;
 use e2e::service::{Service, served, small};
+
+/// Counts until it is told to stop, without starting a process for each number: that alone would fill a machine.
+const COUNTER: &str = "import os, time\ni = 0\nwhile not os.path.exists('/workspace/stop'):\n    print(i)\n    i += 1\n    time.sleep(0.02)\nprint('last', i)";
 
 /// How often the server is killed: `BELLJAR_KILLS`, or what CI has time for.
 fn kills() -> u32 {
     std::env::var("BELLJAR_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
-}
-
-/// Random times, from a seed that is printed.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        let seed = std::env::var("BELLJAR_SEED").ok().and_then(|text| text.parse().ok());
-        let seed = seed.unwrap_or_else(|| u64::from(std::process::id()) * 2_654_435_761 + 1);
-        eprintln!("seed: BELLJAR_SEED={seed}");
-        Self(seed)
-    }
-
-    /// A number below `most`.
-    fn below(&mut self, most: u64) -> u64 {
-        // xorshift: good enough to choose moments.
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % most
-    }
 }
 
 /// Scenario 40, pain 10: 50 sandboxes, each with an exec that prints a counter in mode `block`, under a server that is killed
@@ -59,9 +42,7 @@ fn a_server_that_is_killed_at_any_moment_loses_no_sandbox_and_no_byte() {
             output: OutputMode::Block,
             output_bytes: Some(4096),
             deadline_ms: None,
-            ..script(
-                "i=0; while [ ! -e /workspace/stop ]; do echo $i; i=$((i+1)); sleep 0.02; done; echo last $i",
-            )
+            ..exec(&["python3", "-u", "-c", COUNTER])
         };
         let readers: Vec<_> = ids
             .iter()

@@ -1,0 +1,24 @@
+//! Random numbers from a seed that is printed, so that a test that failed can be run again as it was.
+
+/// Random numbers: good enough to choose moments.
+pub struct Random(u64);
+
+impl Random {
+    /// From the seed in `BELLJAR_SEED`, or a fresh one.
+    #[expect(clippy::new_without_default, reason = "it prints")]
+    pub fn new() -> Self {
+        let seed = std::env::var("BELLJAR_SEED").ok().and_then(|text| text.parse().ok());
+        let seed = seed.unwrap_or_else(|| u64::from(std::process::id()) * 2_654_435_761 + 1);
+        eprintln!("seed: BELLJAR_SEED={seed}");
+        Self(seed)
+    }
+
+    /// A number below `most`.
+    pub fn below(&mut self, most: u64) -> u64 {
+        // xorshift
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % most
+    }
+}
