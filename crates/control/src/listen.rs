@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 const CONNECTIONS_MAX: usize = 4096;
 /// Connections of one address. On one machine that is everybody.
 const ADDRESS_MAX: usize = 2048;
-/// The head of a request comes within this, and an idle connection is closed after it.
+/// The head of a request comes within this, the first one counted from the connection on; an idle connection is closed after it.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
 /// A TLS handshake takes two round trips.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
@@ -120,7 +121,8 @@ async fn connection(
     peer: SocketAddr,
     router: Router,
 ) {
-    let service = tower_service(router, peer);
+    let asked = Arc::new(AtomicBool::new(false));
+    let service = tower_service(router, peer, Arc::clone(&asked));
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
     builder
@@ -130,13 +132,20 @@ async fn connection(
         .max_header_list_size(HEAD_BYTES_MAX)
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_WITHIN);
-    // How a connection ends is its peer's business; what was done for it was told and logged.
-    let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    // Which protocol is spoken is decided by the first bytes, and the builder waits for those without end (H-01). How a
+    // connection ends is its peer's business; what was done for it was told and logged.
+    let Err(_) = tokio::time::timeout(HEAD_WITHIN, &mut connection).await else { return };
+    if asked.load(Ordering::Acquire) {
+        let _ = connection.await;
+    }
 }
 
 fn tower_service(
     router: Router,
     peer: SocketAddr,
+    asked: Arc<AtomicBool>,
 ) -> TowerToHyperService<
     impl tower::Service<
         Request<hyper::body::Incoming>,
@@ -146,6 +155,7 @@ fn tower_service(
     > + Clone,
 > {
     TowerToHyperService::new(tower::service_fn(move |mut request: Request<hyper::body::Incoming>| {
+        asked.store(true, Ordering::Release);
         request.extensions_mut().insert(ConnectInfo(peer));
         let mut router = router.clone();
         async move { tower::Service::call(&mut router, request).await }
