@@ -19,6 +19,9 @@ type Labels = Vec<(&'static str, String)>;
 /// From a millisecond to half a minute: a start takes 60 ms, a wait for a turn seconds.
 const SECONDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
+/// Methods that are counted by name. Whoever asks can make up others, and each name is kept for good.
+const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"];
+
 /// What is counted.
 pub struct Metrics {
     registry: Registry,
@@ -73,6 +76,7 @@ impl Default for Metrics {
 impl Metrics {
     /// A request was answered. `route` is the pattern, so that no one can make up new ones.
     pub fn answered(&self, route: &str, method: &str, status: u16, took: Duration) {
+        let method = if METHODS.contains(&method) { method } else { "other" };
         let labels = vec![("route", route.to_owned()), ("method", method.to_owned())];
         self.seconds.get_or_create(&labels).observe(took.as_secs_f64());
         let labels = [labels, vec![("status", status.to_string())]].concat();
