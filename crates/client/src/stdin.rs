@@ -64,8 +64,9 @@ impl Stdin {
         let began = Instant::now();
         let Received { received } = loop {
             match client.link.call(&ask).await {
-                // The server does not hold a request for as long as a process may choose not to read.
-                Err(error) if error.code() == Some(ErrorCode::Deadline) && began.elapsed() < WRITE_WITHIN => {
+                // The server does not hold a request for as long as a process may choose not to read, nor more of them than it
+                // has room for.
+                Err(error) if error.code().is_some_and(is_wait) && began.elapsed() < WRITE_WITHIN => {
                     tokio::time::sleep(PAUSE).await;
                 }
                 answer => break answer?,
@@ -80,4 +81,8 @@ impl Stdin {
         self.offset = expected;
         Ok(())
     }
+}
+
+fn is_wait(code: ErrorCode) -> bool {
+    matches!(code, ErrorCode::Deadline | ErrorCode::RateLimited)
 }

@@ -15,7 +15,7 @@ use api::{Error, ErrorCode, Layer, Ran, Retry};
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultDirectRateLimiter, RateLimiter};
 use sha2::{Digest, Sha256};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::fault::{Answer, Fault};
 use crate::store::Store;
@@ -26,6 +26,9 @@ const KNOWN_MAX: usize = 10_000;
 const WRONG_PER_MINUTE: u32 = 30;
 /// Addresses whose wrong keys are counted.
 const ADDRESSES_MAX: usize = 10_000;
+/// Bodies of one project that are held at once, in KiB: a hundred pieces of standard input that nobody reads, or eight of
+/// the largest execs. Whoever sends more is told to wait.
+const BODIES_KIB_MAX: usize = 128 << 10;
 /// Open streams of one project: each may hold a megabyte of unread output here.
 pub const STREAMS_MAX: usize = 512;
 /// Execs of one project that are being started at once.
@@ -49,14 +52,23 @@ pub struct Share {
     pub streams: Arc<Semaphore>,
     /// Places for execs being started.
     pub launches: Arc<Semaphore>,
+    /// Room for bodies, in KiB.
+    bodies: Arc<Semaphore>,
 }
 
 /// What is known of keys in memory. This process alone writes the store, so what is known here is true.
 #[derive(Default)]
 pub struct Accounts {
-    known: Mutex<HashMap<[u8; 32], Arc<Account>>>,
-    shares: Mutex<HashMap<String, Arc<Share>>>,
+    known: Mutex<Known>,
     wrong: Mutex<HashMap<IpAddr, Arc<DefaultDirectRateLimiter>>>,
+}
+
+#[derive(Default)]
+struct Known {
+    accounts: HashMap<[u8; 32], Arc<Account>>,
+    shares: HashMap<String, Arc<Share>>,
+    /// How often keys or quotas have changed. What was read from the store before a change is not kept after it.
+    changes: u64,
 }
 
 /// Which of a project's rates.
@@ -82,11 +94,13 @@ impl Accounts {
     ) -> Answer<Arc<Account>> {
         let shown = secret.unwrap_or_default();
         let hash = hash(shown.strip_prefix("e2b_").unwrap_or(shown));
-        let known = locked(&self.known).get(&hash).cloned();
+        let (known, changes) = self.look(&hash);
         let account = match known {
             Some(account) => Some(account),
             None if secret.is_none() => None,
-            None => store.key_by_hash(&hash).await?.map(|(key, project)| self.learn(hash, key, &project)),
+            None => {
+                store.key_by_hash(&hash).await?.map(|(key, project)| self.learn(hash, key, &project, changes))
+            }
         };
         match account.filter(|account| account.key.expires_at_ms.is_none_or(|end| end > now_ms)) {
             Some(account) => Ok(account),
@@ -94,24 +108,39 @@ impl Accounts {
         }
     }
 
-    /// Forgets what is known: keys or quotas have changed.
+    /// Forgets all keys: some have changed. What projects share stays, so that nobody gets a second share this way.
     pub fn forget(&self) {
-        locked(&self.known).clear();
-        locked(&self.shares).clear();
+        let mut known = locked(&self.known);
+        known.accounts.clear();
+        known.changes += 1;
     }
 
-    fn learn(&self, hash: [u8; 32], key: Key, project: &Project) -> Arc<Account> {
-        let share = Arc::clone(
-            locked(&self.shares)
-                .entry(key.project.clone())
-                .or_insert_with(|| Arc::new(Share::of(&project.quota))),
-        );
-        let account = Arc::new(Account { key, quota: project.quota, share });
+    /// Forgets what the keys of a project share too: its quota has changed.
+    pub fn forget_share(&self, project: &str) {
+        self.forget();
+        locked(&self.known).shares.remove(project);
+    }
+
+    fn look(&self, hash: &[u8; 32]) -> (Option<Arc<Account>>, u64) {
+        let known = locked(&self.known);
+        (known.accounts.get(hash).cloned(), known.changes)
+    }
+
+    /// Remembers what the store said, unless something has changed since: a key that was looked up while it was being revoked
+    /// would else be valid until the server ends.
+    fn learn(&self, hash: [u8; 32], key: Key, project: &Project, changes: u64) -> Arc<Account> {
         let mut known = locked(&self.known);
-        if known.len() >= KNOWN_MAX {
-            known.clear();
+        let fresh = || Arc::new(Share::of(&project.quota));
+        if known.changes != changes {
+            let share = known.shares.get(&key.project).cloned().unwrap_or_else(fresh);
+            return Arc::new(Account { key, quota: project.quota, share });
         }
-        known.insert(hash, Arc::clone(&account));
+        let share = Arc::clone(known.shares.entry(key.project.clone()).or_insert_with(fresh));
+        let account = Arc::new(Account { key, quota: project.quota, share });
+        if known.accounts.len() >= KNOWN_MAX {
+            known.accounts.clear();
+        }
+        known.accounts.insert(hash, Arc::clone(&account));
         account
     }
 
@@ -195,7 +224,20 @@ impl Share {
             execs: rate(quota.execs_per_second, 2),
             streams: Arc::new(Semaphore::new(STREAMS_MAX)),
             launches: Arc::new(Semaphore::new(LAUNCHES_MAX)),
+            bodies: Arc::new(Semaphore::new(BODIES_KIB_MAX)),
         }
+    }
+
+    /// Room for a body of so many bytes, as long as what is returned is held.
+    ///
+    /// # Errors
+    /// `rate_limited`: the project's bodies that are being read or waited with take all of it.
+    pub fn room(&self, bytes: usize) -> Answer<OwnedSemaphorePermit> {
+        let kib = u32::try_from(bytes.div_ceil(1024).max(1)).unwrap_or(u32::MAX);
+        let bodies = Arc::clone(&self.bodies);
+        bodies.try_acquire_many_owned(kib).map_err(|_| {
+            busy(format!("bodies of the project hold {} MiB, the most at once", BODIES_KIB_MAX >> 10))
+        })
     }
 }
 
@@ -266,4 +308,42 @@ pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(project: &str) -> ([u8; 32], Key, Project) {
+        let ask =
+            CreateKey { project: project.into(), role: Role::Write, label: String::new(), valid_ms: None };
+        let (new, hash) = mint(&ask, 0).unwrap();
+        (hash, new.key, Project { name: project.into(), quota: Quota::default(), created_at_ms: 0 })
+    }
+
+    #[test]
+    fn a_key_that_was_read_before_it_was_revoked_is_not_remembered() {
+        let accounts = Accounts::default();
+        let (hash, key, project) = asked("one");
+        let (_, before) = accounts.look(&hash);
+        accounts.forget();
+        accounts.learn(hash, key.clone(), &project, before);
+        assert!(accounts.look(&hash).0.is_none());
+        let (_, after) = accounts.look(&hash);
+        accounts.learn(hash, key, &project, after);
+        assert!(accounts.look(&hash).0.is_some());
+    }
+
+    #[test]
+    fn nobody_gets_a_second_share_because_a_key_or_another_project_changed() {
+        let accounts = Accounts::default();
+        let (hash, key, project) = asked("one");
+        let learned = |changes| accounts.learn(hash, key.clone(), &project, changes).share.clone();
+        let first = learned(0);
+        accounts.forget();
+        accounts.forget_share("two");
+        assert!(Arc::ptr_eq(&first, &learned(2)));
+        accounts.forget_share("one");
+        assert!(!Arc::ptr_eq(&first, &learned(3)));
+    }
 }

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use node::clock;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::account::Account;
 use crate::audit::{Act, Entry};
@@ -33,6 +34,14 @@ pub struct Idempotency(pub Option<String>);
 
 /// A body of JSON.
 pub struct Sent<T>(pub T);
+
+/// A body that was read, and the room it takes for as long as it is held.
+pub struct Whole {
+    /// The body.
+    pub bytes: Bytes,
+    /// Its room among the bodies of its project.
+    pub room: Option<OwnedSemaphorePermit>,
+}
 
 /// What the path names.
 pub struct At<T>(pub T);
@@ -55,7 +64,11 @@ impl FromRequestParts<Arc<Platform>> for Caller {
         let from = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip());
         let secret = secret(&parts.headers);
         match platform.accounts.authenticate(&platform.store, secret, from, clock::wall_ms()).await {
-            Ok(account) => Ok(Self(account)),
+            Ok(account) => {
+                // Its body is counted against its project.
+                parts.extensions.insert(Arc::clone(&account));
+                Ok(Self(account))
+            }
             Err(fault) => {
                 if fault.error().code == ErrorCode::Unauthorized {
                     let from = from.as_ref().map(IpAddr::to_string).unwrap_or_default();
@@ -144,7 +157,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Sent<T> {
                 Error::invalid("the body is not JSON", "Send `content-type: application/json`.").into()
             );
         }
-        let bytes = whole(request, limits::BODY_BYTES_MAX).await?;
+        let Whole { bytes, room: _room } = whole(request, limits::BODY_BYTES_MAX).await?;
         let value = serde_json::from_slice(&bytes).map_err(|error| {
             Error::invalid(
                 format!("the body is not what was expected: {error}"),
@@ -155,11 +168,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Sent<T> {
     }
 }
 
-/// A whole body of at most so many bytes.
+/// A whole body of at most so many bytes, for which its project has room.
 ///
 /// # Errors
-/// It is longer, packed, or does not come.
-pub async fn whole(request: Request, most: usize) -> Answer<Bytes> {
+/// It is longer, packed, or does not come; or the project has no room for it now.
+pub async fn whole(request: Request, most: usize) -> Answer<Whole> {
     if request.headers().contains_key(header::CONTENT_ENCODING) {
         return Err(Error::invalid("the body is packed", "Send it without content-encoding.").into());
     }
@@ -170,9 +183,13 @@ pub async fn whole(request: Request, most: usize) -> Answer<Bytes> {
     if length.is_some_and(|length| length > most as u64) {
         return Err(too_large(most).into());
     }
+    // Without a length it may be as long as any. Every route knows its caller before it reads a body.
+    let length = length.and_then(|length| usize::try_from(length).ok()).unwrap_or(most);
+    let account = request.extensions().get::<Arc<Account>>();
+    let room = account.map(|account| account.share.room(length)).transpose()?;
     let body: Body = request.into_body();
     match tokio::time::timeout(BODY_WITHIN, to_bytes(body, most)).await {
-        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Ok(bytes)) => Ok(Whole { bytes, room }),
         Ok(Err(error)) if is_too_long(&error) => Err(too_large(most).into()),
         Ok(Err(_)) => Err(Error::invalid("the body broke off", "Send the request again.").into()),
         Err(_) => Err(Error {

@@ -38,7 +38,7 @@ pub async fn put_project(
     let name =
         name.parse::<SandboxId>().map_err(|bad| Error::invalid(bad.to_string(), "Use such a name."))?;
     let project = platform.store.put_project(name.as_str(), &put.quota, clock::wall_ms()).await?;
-    platform.accounts.forget();
+    platform.accounts.forget_share(name.as_str());
     platform.note(&caller, Act::ProjectPut, |entry| entry.detail(name.as_str()));
     Ok(Json(project))
 }

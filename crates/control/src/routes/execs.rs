@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 use crate::account::{LAUNCHES_MAX, Rate, busy};
 use crate::audit::Act;
-use crate::caller::{Asked, At, Caller, Idempotency, Sent, whole};
+use crate::caller::{Asked, At, Caller, Idempotency, Sent, Whole, whole};
 use crate::fault::{Answer, Fault};
 use crate::output::{Output, place};
 use crate::platform::Platform;
@@ -222,7 +222,7 @@ pub async fn stdin(
 ) -> Answer<Json<Received>> {
     caller.require(Role::Write)?;
     let id = exec_id(&exec)?;
-    let bytes = whole(request, STDIN_BYTES_MAX).await?;
+    let Whole { bytes, room: _room } = whole(request, STDIN_BYTES_MAX).await?;
     let call = call(&caller, &platform, &named).await?;
     let received = call.reader(id).write_stdin(piece.offset, bytes, piece.last, STDIN_WITHIN).await?;
     Ok(Json(Received { received }))
