@@ -161,9 +161,20 @@ fn announce(url: &str, new: Option<&NewKey>, arguments: &Arguments) -> Result<()
 }
 
 fn write_key(path: &Path, secret: &str) -> Result<(), Error> {
-    let mut options = std::fs::OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
-    file.and_then(|mut file| writeln!(file, "{secret}")).map_err(|error| Error {
+    // A file that is there may be open to others, or be a link to one that is: a fresh one takes its place.
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    let write = || {
+        match std::fs::remove_file(&fresh) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let mut options = std::fs::OpenOptions::new();
+        let mut file = options.write(true).create_new(true).mode(0o600).open(&fresh)?;
+        writeln!(file, "{secret}")?;
+        std::fs::rename(&fresh, path)
+    };
+    write().map_err(|error| Error {
         fix: "The key is lost: mend the path, move the store away and start again.".into(),
         ..platform(format!("cannot write the first key to {}: {error}", path.display()))
     })
