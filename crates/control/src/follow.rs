@@ -69,7 +69,10 @@ pub async fn follow(platform: Arc<Platform>) {
             match heard {
                 Ok(SandboxEvent::Changed { sandbox }) => {
                     platform.metrics.changed(&sandbox);
-                    let _ = keep(&platform, &sandbox).await;
+                    // That it was asked for was written down by whoever asked.
+                    if sandbox.state != SandboxState::Starting {
+                        let _ = keep(&platform, &sandbox).await;
+                    }
                 }
                 Ok(SandboxEvent::Expiring { .. } | SandboxEvent::Missed { .. } | SandboxEvent::Heartbeat)
                 | Err(RecvError::Lagged(_)) => {}
@@ -101,7 +104,7 @@ pub async fn tidy(platform: Arc<Platform>) {
 /// Has the store take note of a sandbox, and the node forget it if it has ended.
 async fn keep(platform: &Platform, shown: &Sandbox) -> Result<(), store::Error> {
     let moved = platform.store.moved(shown).await?;
-    if !moved {
+    if !moved && platform.store.sandbox(&shown.project, shown.id.as_str()).await?.is_none() {
         platform.store.adopt(shown).await?;
     }
     if shown.state.is_terminal() {
