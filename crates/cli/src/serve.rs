@@ -98,6 +98,10 @@ async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments
     let scheme = if configuration.tls()?.is_some() { "https" } else { "http" };
     announce(&format!("{scheme}://{address}"), new.as_ref(), arguments)?;
     wait_for_end().await?;
+    let live = platform.node.status().sandboxes;
+    if live > 0 {
+        show::note(&format!("{live} sandboxes go on; the next `belljar serve` takes them over"));
+    }
     platform.audit.record(Entry::new(clock::wall_ms(), Act::ServerStop));
     platform.audit.flush().await;
     Ok(ExitCode::SUCCESS)
