@@ -22,7 +22,7 @@ pub async fn health(State(platform): State<Arc<Platform>>) -> impl IntoResponse 
 }
 
 /// What is counted, in the form that Prometheus reads.
-#[utoipa::path(get, path = "/metrics", security(("key" = [])), responses((status = 200, body = String), (status = "default", body = api::Error)))]
+#[utoipa::path(get, path = "/metrics", security(("key" = [])), responses((status = 200, body = String, content_type = "application/openmetrics-text"), (status = "default", body = api::Error)))]
 pub async fn metrics(caller: Caller, State(platform): State<Arc<Platform>>) -> Answer<impl IntoResponse> {
     caller.require(Role::Admin)?;
     let kind = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
