@@ -9,13 +9,14 @@
     clippy::indexing_slicing
 )]
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use api::exec::{ExecSpec, Outcome, OutputMode};
 use api::sandbox::SandboxState;
 use e2e::lab::{exec, script};
 use e2e::random::Random;
-use e2e::service::{Service, served, small};
+use e2e::service::{Service, binary, served, small};
 
 /// Counts until it is told to stop, without starting a process for each number: that alone would fill a machine.
 const COUNTER: &str = "import os, time\ni = 0\nwhile not os.path.exists('/workspace/stop'):\n    print(i)\n    i += 1\n    time.sleep(0.02)\nprint('last', i)";
@@ -25,10 +26,29 @@ fn kills() -> u32 {
     std::env::var("BELLJAR_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
 }
 
-/// Scenario 40, pain 10: 50 sandboxes, each with an exec that prints a counter in mode `block`, under a server that is killed
-/// again and again.
+/// Scenario 40, pain 10.
 #[test]
 fn a_server_that_is_killed_at_any_moment_loses_no_sandbox_and_no_byte() {
+    under_load(kills(), |_, _| {});
+}
+
+/// Scenario 93: an upgrade and the way back, twice.
+#[test]
+fn another_release_takes_over_under_load_and_hands_back() {
+    let place = tempfile::tempdir().unwrap();
+    let other = place.path().join("belljar");
+    std::fs::copy(binary(), &other).unwrap();
+    // Another file, as a rebuild is, which does the same.
+    std::fs::File::options().append(true).open(&other).unwrap().write_all(b"another build").unwrap();
+    under_load(4, |service, time| {
+        let next = if time % 2 == 0 { other.clone() } else { binary() };
+        service.replace(&next);
+    });
+}
+
+/// 50 sandboxes, each with an exec that prints a counter in mode `block`, under a server that is killed again and again, and
+/// that is changed each time before it comes back.
+fn under_load(times: u32, change: impl Fn(&mut Service, u32)) {
     const SANDBOXES: usize = 50;
     served(async || {
         let mut random = Random::new();
@@ -55,9 +75,10 @@ fn a_server_that_is_killed_at_any_moment_loses_no_sandbox_and_no_byte() {
             })
             .collect();
         let mut slowest = Duration::ZERO;
-        for _ in 0..kills() {
+        for time in 0..times {
             tokio::time::sleep(Duration::from_millis(100 + random.below(900))).await;
             service.kill();
+            change(&mut service, time);
             let down = Instant::now();
             service.begin();
             // Back means: it answers, and knows them all.
@@ -65,7 +86,7 @@ fn a_server_that_is_killed_at_any_moment_loses_no_sandbox_and_no_byte() {
             slowest = slowest.max(down.elapsed());
             assert_eq!(live.iter().filter(|one| one.state == SandboxState::Running).count(), SANDBOXES);
         }
-        eprintln!("{} kills, the API was away for at most {slowest:?}", kills());
+        eprintln!("{times} kills, the API was away for at most {slowest:?}");
         for id in &ids {
             let done =
                 client.exec(id, &script("touch /workspace/stop")).await.unwrap().collect().await.unwrap();

@@ -12,12 +12,13 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use api::account::{CreateKey, Quota, Role};
 use api::exec::{LostCause, Outcome};
 use api::sandbox::{CreateSandbox, EndReason, SandboxState};
 use api::{ErrorCode, SandboxId};
+use client::Client;
 use e2e::lab::{promised, script};
 use e2e::service::{PLENTY, Service, served, small, until};
 use e2e::wire::{Answer, Wire, command, sandbox};
@@ -42,6 +43,12 @@ async fn create_all(wire: &Wire, request: &CreateSandbox, count: usize, key: Opt
     asked.join_all().await
 }
 
+async fn stop_all(client: &Client) {
+    for sandbox in client.sandboxes(false).await.unwrap() {
+        client.stop(&sandbox.id).await.unwrap();
+    }
+}
+
 fn count(answers: &[Answer], status: u16) -> usize {
     answers.iter().filter(|answer| answer.status == status).count()
 }
@@ -62,13 +69,7 @@ fn two_hundred_creates_at_once_all_succeed_where_there_is_room() {
         for answer in &answers {
             assert!(answer.status == 201 || is_capacity(answer), "{answer:?}");
         }
-        let client = service.client();
-        let mut stops = JoinSet::new();
-        for answer in answers.iter().filter(|answer| answer.status == 201) {
-            let (client, id) = (client.clone(), id_in(answer));
-            stops.spawn(async move { client.stop(&id).await.unwrap() });
-        }
-        stops.join_all().await;
+        stop_all(&service.client()).await;
         service.assert_nothing_left().await;
     });
 }
@@ -95,9 +96,7 @@ fn creates_beyond_the_room_of_the_machine_are_refused_before_anything_is_made() 
         assert_eq!(rows.len(), ROOM);
         client.stop(&rows[0].id).await.unwrap();
         client.create(&small()).await.expect("one has gone, so there is room for one");
-        for sandbox in client.sandboxes(false).await.unwrap() {
-            client.stop(&sandbox.id).await.unwrap();
-        }
+        stop_all(&client).await;
         service.assert_nothing_left().await;
     });
 }
@@ -109,8 +108,8 @@ fn a_quota_is_never_overrun_however_many_ask_at_once() {
     served(async || {
         let service = Service::start();
         let key = service.key_of("small", Role::Write, Quota { sandboxes: MOST, ..PLENTY }).await;
-        let (wire, client) = (service.wire().with_key(Some(&key)), client::Client::new(&service.url(), &key));
-        let client = client.unwrap();
+        let (wire, url) = (service.wire().with_key(Some(&key)), service.url());
+        let client = Client::new(&url, &key).unwrap();
         let crowd = tokio::spawn(async move {
             let mut asked = JoinSet::new();
             for _ in 0..crowd() {
@@ -198,22 +197,22 @@ fn routes(names: &BTreeMap<&str, &str>) -> Vec<(String, String, Option<Value>)> 
             for (name, value) in names {
                 filled = filled.replace(&format!("{{{name}}}"), value);
             }
-            let query = match path.rsplit('/').next().unwrap() {
+            let last = path.rsplit('/').next().unwrap();
+            let query = match last {
                 "read" => "?stdout=0&stderr=0",
                 "stdin" => "?offset=0",
                 _ => "",
             };
-            let body = match (method.as_str(), path.rsplit('/').next().unwrap()) {
-                ("post", "execs") => Some(command(&script("true"))),
-                ("post", "signal") => Some(json!({ "signal": 9 })),
-                ("put", "lease") => Some(json!({ "idle_ms": 1000 })),
-                ("post", "sandboxes") => Some(sandbox(&small())),
-                ("put", "stdin") => Some(json!({})),
-                ("put", "drain") => Some(json!({ "draining": true })),
-                ("post", "keys") => Some(json!({ "project": "default", "role": "admin" })),
-                ("put", "{project}") => Some(json!({})),
-                _ => None,
+            let body = match (method.as_str(), last) {
+                ("post", "execs") => command(&script("true")),
+                ("post", "signal") => json!({ "signal": 9 }),
+                ("put", "lease") => json!({ "idle_ms": 1000 }),
+                ("post", "sandboxes") => sandbox(&small()),
+                ("put", "drain") => json!({ "draining": true }),
+                ("post", "keys") => json!({ "project": "default", "role": "admin" }),
+                _ => json!({}),
             };
+            let body = (method != "get" && method != "delete").then_some(body);
             routes.push((method.to_uppercase(), filled + query, body));
         }
     }
@@ -311,6 +310,25 @@ fn a_request_without_a_valid_key_is_refused_at_once_on_every_route() {
     });
 }
 
+/// Scenarios 46 and 33: the wait for a turn is not charged to the idle time.
+#[test]
+fn every_sandbox_of_many_asked_for_at_once_takes_an_exec_at_once() {
+    served(async || {
+        let service = Service::start();
+        let mut asked = JoinSet::new();
+        for _ in 0..40 {
+            let client = service.client();
+            asked.spawn(async move {
+                let id = client.create(&CreateSandbox { idle_ms: 1000, ..small() }).await.unwrap().id;
+                let done = client.exec(&id, &script("echo ready")).await.unwrap().collect().await.unwrap();
+                assert_eq!(done.stdout, b"ready\n");
+            });
+        }
+        asked.join_all().await;
+        service.assert_nothing_left().await;
+    });
+}
+
 /// Scenarios 46 and 39: there is no moment in which a sandbox or a name is not ready yet.
 #[test]
 fn a_sandbox_is_ready_when_it_is_answered_and_its_name_is_free_when_it_is_gone() {
@@ -358,7 +376,6 @@ fn a_delete_works_while_creating_while_executing_twice_and_says_what_is_unknown(
         let answer = creating.await.unwrap();
         assert!(answer.status == 201 || answer.code() == "sandbox_lost", "{answer:?}");
         before.await.unwrap();
-        // While it executes.
         let busy = client.create(&small()).await.unwrap().id;
         let exec = client.exec(&busy, &script("echo in; exec sleep 60")).await.unwrap();
         let begun = Instant::now();
@@ -373,13 +390,10 @@ fn a_delete_works_while_creating_while_executing_twice_and_says_what_is_unknown(
             "{outcome:?}"
         );
         assert!(begun.elapsed() < promised(5), "{:?}", begun.elapsed());
-        // Once more, and one that never was.
         assert_eq!(client.stop(&busy).await.unwrap().state, SandboxState::Ended);
         let unknown = client.stop(&"nobody".parse().unwrap()).await.unwrap_err();
         assert_eq!(unknown.code(), Some(ErrorCode::NotFound));
-        for sandbox in client.sandboxes(false).await.unwrap() {
-            client.stop(&sandbox.id).await.unwrap();
-        }
-        tokio::time::timeout(Duration::from_secs(60), service.assert_nothing_left()).await.unwrap();
+        stop_all(&client).await;
+        service.assert_nothing_left().await;
     });
 }

@@ -285,6 +285,81 @@ fn a_create_that_cannot_be_made_says_why_and_leaves_nothing() {
     });
 }
 
+/// Scenario 67: templates come and go, and layers are tidied, while sandboxes are made from them.
+#[test]
+fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
+    served(async || {
+        let mut service = Service::start();
+        let client = service.client();
+        service.add_template("kept", 'c');
+        let request = |template: &str| CreateSandbox { template: template.into(), ..small() };
+        let kept = client.create(&request("kept")).await.unwrap().id;
+        let makers: Vec<_> = (0..2)
+            .map(|number| {
+                let (client, request) = (client.clone(), request("passing"));
+                tokio::spawn(async move {
+                    let (mut made, mut missing) = (0, 0);
+                    while made < 15 {
+                        tokio::time::sleep(Duration::from_millis((7 + number) * made % 60)).await;
+                        match client.create(&request).await {
+                            Ok(sandbox) => {
+                                assert_eq!(
+                                    said(&client, &sandbox.id, "ls /usr/bin/env").await,
+                                    "/usr/bin/env\n"
+                                );
+                                client.stop(&sandbox.id).await.unwrap();
+                                made += 1;
+                            }
+                            Err(error) => {
+                                assert_eq!(error.code(), Some(ErrorCode::NotFound), "{error}");
+                                missing += 1;
+                            }
+                        }
+                    }
+                    missing
+                })
+            })
+            .collect();
+        let (mut removals, layer) = (0, service.data().join("layers").join("e".repeat(64)));
+        let templates = node::template::Store::new(service.data());
+        templates.remove("kept").unwrap();
+        let tidy = async |times: u32| {
+            for _ in 0..times {
+                node::template::tidy(service.data()).unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        while !makers.iter().all(tokio::task::JoinHandle::is_finished) {
+            {
+                // As whoever imports a template does: nothing is tidied between its layers and its name.
+                let _making = node::template::using(service.data()).await.unwrap();
+                service.add_template("passing", 'e');
+            }
+            tidy(20).await;
+            templates.remove("passing").unwrap();
+            tidy(20).await;
+            removals += u32::from(!layer.exists());
+        }
+        let mut missing = 0;
+        for maker in makers {
+            missing += maker.await.unwrap();
+        }
+        eprintln!(
+            "30 sandboxes while the layer was removed {removals} times; {missing} came when it was gone"
+        );
+        // One whose template is gone lives on, through a restart, and its layer goes after it.
+        let own = service.data().join("layers").join("c".repeat(64));
+        assert!(own.exists());
+        service.kill();
+        service.begin();
+        assert_eq!(said(&client, &kept, "echo lives").await, "lives\n");
+        client.stop(&kept).await.unwrap();
+        service.assert_nothing_left().await;
+        node::template::tidy(service.data()).unwrap();
+        assert!(!own.exists() && service.data().join("layers").join("b".repeat(64)).exists());
+    });
+}
+
 /// Scenario 83.
 #[test]
 fn a_fresh_sandbox_holds_nothing_of_the_one_before() {
