@@ -37,6 +37,13 @@ attacks *args:
 bench *args:
     @{{as_root}} cargo run --release --locked -p e2e --bin bench -- {{args}}
 
+# A server killed again and again, and sandboxes that come and go, in full size
+soak kills="200" cycles="1000":
+    @scripts/steps \
+        kills 'BELLJAR_KILLS={{kills}} {{real}} cargo test -p e2e --release --locked --test real_service -- --test-threads=1 --nocapture' \
+        cycles 'BELLJAR_CYCLES={{cycles}} {{real}} cargo test -p e2e --release --locked --test real_cycles -- --test-threads=1 --nocapture' \
+        sharing 'BELLJAR_CROWD={{cycles}} {{real}} cargo test -p e2e --release --locked --test real_sharing -- --test-threads=1 --nocapture'
+
 # The README's commands, literally, in a fresh Debian
 first-minute *args:
     @scripts/steps first-minute 'scripts/first-minute.sh {{args}}'
