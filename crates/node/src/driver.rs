@@ -106,6 +106,8 @@ impl Driver {
         let error = match result {
             Ok(Ok(sandbox)) => {
                 self.entry.hold(Arc::new(sandbox));
+                // Whoever waited for its turn is not idle for having waited.
+                self.entry.active(Instant::now());
                 return next(phase, Happening::Started).0;
             }
             Ok(Err(error)) => error,

@@ -13,6 +13,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use api::SandboxId;
 use api::sandbox::Sandbox;
@@ -22,6 +23,9 @@ use crate::error::Error;
 
 /// A record is longer than its text by at least this: a reason and an error's text fit in.
 const SPARE_BYTES: usize = 2048;
+/// A process that a server forked just before it was killed has that server's lock until it is the runtime.
+const LOCK_WITHIN: Duration = Duration::from_secs(2);
+const LOCK_EVERY: Duration = Duration::from_millis(20);
 /// Records are whole blocks of the file system.
 const BLOCK_BYTES: usize = 4096;
 
@@ -67,7 +71,16 @@ impl Journal {
             .mode(0o600)
             .open(&path)
             .map_err(failed("open", &path))?;
-        match lock.try_lock() {
+        let since = Instant::now();
+        let locked = loop {
+            match lock.try_lock() {
+                Err(fs::TryLockError::WouldBlock) if since.elapsed() < LOCK_WITHIN => {
+                    std::thread::sleep(LOCK_EVERY);
+                }
+                other => break other,
+            }
+        };
+        match locked {
             Ok(()) => Ok(Self { directory, _lock: lock }),
             Err(fs::TryLockError::WouldBlock) => Err(Error::Request(api::Error {
                 code: api::ErrorCode::Conflict,

@@ -41,7 +41,8 @@ pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&Process>) -> Res
         record => record,
     };
     if let Some(record) = &record {
-        oci.dirs.save(id, &Record { stopping: true, ..record.clone() })?;
+        // For whoever looks. It cannot be written on a full disk, which the end of the sandbox makes room on.
+        let _ = oci.dirs.save(id, &Record { stopping: true, ..record.clone() });
         kill_first(record, held)?;
     }
     oci.cgroups.kill_all(id)?;
