@@ -50,6 +50,9 @@ pub use request::{Request, Requested};
 pub const WAIT: Duration = Duration::from_millis(500);
 /// How long a caller waits for its turn as long as those before it get theirs: half of what a client waits for an answer.
 const TURN_WITHIN: Duration = Duration::from_secs(30);
+/// What a connection keeps of the file, in KiB as SQLite writes it: the upper pages of every index. The kernel has the rest, and
+/// a server does not grow with its history.
+const CACHE: &str = "-256";
 /// Reads are single index lookups or a page; two cores have no use for more of them at once.
 const READERS: u32 = 4;
 
@@ -249,6 +252,7 @@ fn options(path: &Path) -> SqliteConnectOptions {
         .foreign_keys(true)
         .synchronous(SqliteSynchronous::Normal)
         .busy_timeout(WAIT)
+        .pragma("cache_size", CACHE)
 }
 
 /// Tells damage from silence.
