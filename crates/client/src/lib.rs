@@ -2,7 +2,7 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), client::Error> {
-//! let client = client::Client::new("http://127.0.0.1:8700", "secret")?;
+//! let client = client::Client::new("http://127.0.0.1:7070", "secret")?;
 //! let sandbox = client.create(&api::sandbox::CreateSandbox::default()).await?;
 //! let spec = api::exec::ExecSpec { argv: vec!["id".into()], ..Default::default() };
 //! let done = client.exec(&sandbox.id, &spec).await?.collect().await?;

@@ -171,7 +171,8 @@ impl Accounts {
             layer: Layer::Policy,
             ran: Ran::No,
             retry: Retry::Useless,
-            fix: "Send `Authorization: Bearer KEY` with a key made by `belljar key create`.".into(),
+            fix: "Use a key made by `belljar key create`: in BELLJAR_KEY, or as `Authorization: Bearer KEY`."
+                .into(),
         }
         .into()
     }

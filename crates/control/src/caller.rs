@@ -7,6 +7,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::account::Role;
 use api::server::{IDEMPOTENCY_BYTES_MAX, IDEMPOTENCY_HEADER};
 use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
 use axum::body::{Body, to_bytes};
@@ -27,7 +28,11 @@ use crate::platform::Platform;
 const BODY_WITHIN: Duration = Duration::from_secs(30);
 
 /// Whoever asks, with a key that is valid.
-pub struct Caller(pub Arc<Account>);
+pub struct Caller {
+    /// Whose key it is.
+    pub account: Arc<Account>,
+    platform: Arc<Platform>,
+}
 
 /// The idempotency key of a request, if it has one.
 pub struct Idempotency(pub Option<String>);
@@ -53,7 +58,19 @@ impl Deref for Caller {
     type Target = Account;
 
     fn deref(&self) -> &Account {
-        &self.0
+        &self.account
+    }
+}
+
+impl Caller {
+    /// Refuses a key whose role is less than this, and writes that down.
+    ///
+    /// # Errors
+    /// `forbidden`.
+    pub fn require(&self, role: Role) -> Answer<()> {
+        self.account
+            .require(role)
+            .inspect_err(|_| self.platform.note(&self.account, Act::Forbidden, |entry| entry))
     }
 }
 
@@ -67,7 +84,7 @@ impl FromRequestParts<Arc<Platform>> for Caller {
             Ok(account) => {
                 // Its body is counted against its project.
                 parts.extensions.insert(Arc::clone(&account));
-                Ok(Self(account))
+                Ok(Self { account, platform: Arc::clone(platform) })
             }
             Err(fault) => {
                 if fault.error().code == ErrorCode::Unauthorized {

@@ -65,7 +65,13 @@ impl From<Error> for Fault {
 
 impl From<node::Error> for Fault {
     fn from(error: node::Error) -> Self {
-        error.to_api().into()
+        let told = error.to_api();
+        if told.code != ErrorCode::Platform {
+            return told.into();
+        }
+        // Paths and command lines of the machine are for whoever runs it.
+        tracing::error!(error = told.message, "the machine failed");
+        node::error::discreet(told, "do what was asked").into()
     }
 }
 

@@ -24,6 +24,9 @@ use crate::account::{STREAMS_MAX, Share, busy};
 use crate::fault::Answer;
 use crate::platform::Platform;
 
+/// A guest that has an end to tell tells it within a millisecond or so of the last byte.
+const END_WITHIN: Duration = Duration::from_millis(200);
+
 /// A stream of one exec's output.
 pub struct Output {
     /// The platform.
@@ -90,17 +93,18 @@ impl Reader {
         if let Some(exec) = self.output.started.take() {
             return written(&[OutputLine::Started { exec }]);
         }
-        if self
-            .output
-            .until
-            .is_some_and(|until| until.iter().zip(self.reached).all(|(until, at)| *until <= at))
-        {
+        let all = |until: [u64; 2]| until.iter().zip(self.reached).all(|(until, at)| *until <= at);
+        let there = self.output.until.is_some_and(all);
+        // Of an exec that has ended the end comes at once; for one that goes on, or whose output does, nobody waits.
+        let within = if there { END_WITHIN } else { Duration::from_millis(HEARTBEAT_MS) };
+        let heard = tokio::time::timeout(within, self.output.exec.next()).await;
+        let is_end = matches!(heard, Ok(Ok(Some(Event::End(_))) | Ok(None) | Err(_)));
+        if there && !is_end {
             self.ended = true;
             let mut last = self.carried.flush_all();
             last.push(OutputLine::Heartbeat);
             return written(&last);
         }
-        let heard = tokio::time::timeout(Duration::from_millis(HEARTBEAT_MS), self.output.exec.next()).await;
         let lines = match heard {
             Err(_) => vec![OutputLine::Heartbeat],
             Ok(Ok(Some(Event::Data { stream, offset, bytes }))) => {

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::account::{Account, Accounts};
 use crate::audit::{Act, Audit, Entry};
-use crate::fault::Answer;
+use crate::fault::{Answer, Fault};
 use crate::metrics::Metrics;
 use crate::store::{Request, Requested, Store};
 
@@ -133,10 +133,17 @@ impl Platform {
                 Ok((shown, new))
             }
             Err(error) => {
-                let error = error.to_api();
-                self.metrics.create_failed(error.code);
+                let fault = Fault::from(error);
+                let code = fault.error().code;
+                self.metrics.create_failed(code);
+                if code == ErrorCode::TierUnavailable {
+                    self.note(account, Act::TierRefused, |entry| entry);
+                }
+                if code == ErrorCode::PostureMismatch {
+                    self.note(account, Act::PostureMismatch, |entry| entry.sandbox(&sandbox.id));
+                }
                 self.gave_up(&sandbox).await;
-                Err(error.into())
+                Err(fault)
             }
         }
     }

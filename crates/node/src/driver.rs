@@ -113,7 +113,12 @@ impl Driver {
             Ok(Err(error)) => error,
             Err(source) => Error::System { act: "start a sandbox".into(), source: source.into() },
         };
-        self.entry.failed(error.to_api());
+        let mut told = error.to_api();
+        if told.code == api::ErrorCode::Platform {
+            tracing::error!(sandbox = %self.entry.id(), error = told.message, "could not be started");
+            told = crate::error::discreet(told, &format!("start sandbox {}", self.entry.id()));
+        }
+        self.entry.failed(told);
         next(phase, Happening::StartFailed).0
     }
 

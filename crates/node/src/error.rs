@@ -97,6 +97,15 @@ impl Error {
     }
 }
 
+/// The same error without what only whoever runs the machine should see: it is in the log.
+pub fn discreet(error: api::Error, act: &str) -> api::Error {
+    api::Error {
+        message: format!("the machine could not {act}; its log says why"),
+        fix: "Ask again; if it lasts, ask whoever runs the machine to look into the server's log.".into(),
+        ..error
+    }
+}
+
 /// The message and its causes on one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -191,8 +191,7 @@ pub async fn output(
     }
     let mut reader = call.reader(info.id);
     reader.seek(from.stdout, from.stderr);
-    let more = from.follow || info.outcome.is_some();
-    let until = (!more).then_some([info.stdout_bytes, info.stderr_bytes]);
+    let until = (!from.follow).then_some([info.stdout_bytes, info.stderr_bytes]);
     let from = [from.stdout, from.stderr];
     Ok(Output { platform, call, exec: reader, place, from, started: None, until, cancels: false })
 }

@@ -51,7 +51,7 @@ pub async fn create(
 ) -> Answer<(StatusCode, Json<Sandbox>)> {
     caller.require(Role::Write)?;
     caller.pace(Rate::Create)?;
-    let (sandbox, new) = platform.create(&caller.0, request, key).await?;
+    let (sandbox, new) = platform.create(&caller.account, request, key).await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(sandbox)))
 }
