@@ -31,7 +31,7 @@ real *args:
 
 # Every attack of attacks/, each with its positive control
 attacks *args:
-    @scripts/steps attacks '{{real}} cargo test -p e2e --release --locked --test attacks {{args}} -- --test-threads=1 --nocapture'
+    @scripts/steps attacks '{{real}} cargo test -p e2e --release --locked --test "attacks*" {{args}} -- --test-threads=1 --nocapture'
 
 # Times and sizes, side by side with bare processes, bwrap and plain runc
 bench *args:
