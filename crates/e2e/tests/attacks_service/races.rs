@@ -46,12 +46,7 @@ fn a_server_killed_at_each_step_of_a_start_and_a_stop_leaves_nothing_half_done()
             service.kill();
             drop(creating);
             service.begin();
-            let page = keyed(&service, &service.key, "GET", "/v1/sandboxes?all=true", &Value::Null).json();
-            let left: Vec<&Value> = page["items"].as_array().unwrap().iter().collect();
-            for one in &left {
-                let state = one["state"].as_str().unwrap();
-                assert!(["running", "ended", "lost"].contains(&state), "{step}: {one}");
-            }
+            let left = settled(&service, step);
             // Control: it died there, and not after the answer.
             assert_eq!(arrived, step != "answered", "{step}: it was not met there");
             // The same request again is one sandbox, whichever came of the first.
@@ -84,6 +79,20 @@ fn a_server_killed_at_each_step_of_a_start_and_a_stop_leaves_nothing_half_done()
         assert!(met > 0, "no stop was met half-way");
         held("L-01", &format!("killed at 5 steps of a start, and {met} times half-way through a stop"));
     });
+}
+
+/// All sandboxes, once none is on its way any more: what was half-made is removed after the server has begun to answer.
+fn settled(service: &Service, step: &str) -> Vec<Value> {
+    let mut all = Vec::new();
+    wait(Duration::from_secs(10), || {
+        let page = keyed(service, &service.key, "GET", "/v1/sandboxes?all=true", &Value::Null).json();
+        all = page["items"].as_array().unwrap().clone();
+        all.iter().all(|one| ["running", "ended", "lost"].contains(&one["state"].as_str().unwrap()))
+    });
+    for one in &all {
+        assert!(["running", "ended", "lost"].contains(&one["state"].as_str().unwrap()), "{step}: {one}");
+    }
+    all
 }
 
 fn create(service: &Service, key: &str) -> Answer {
