@@ -60,7 +60,7 @@ pub const VALUES: [(&str, &str); 8] = [
     ),
     ("sandboxes_max", "The most sandboxes at once; more are refused with `capacity`."),
     ("memory_reserve_bytes", "Memory that stays free: below it, new sandboxes are refused with `capacity`."),
-    ("disk_reserve_bytes", "Disk that stays free in the data directory, likewise."),
+    ("disk_reserve_bytes", "Disk that stays free in the data directory, likewise. 1 GiB does in any case."),
     ("log", "How the log is written to standard error: `text`, `json` or `none`."),
 ];
 

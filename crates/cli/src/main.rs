@@ -117,6 +117,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     // A server uses every core; whatever else there is to do is done as fast by one thread.
     let mut runtime = if matches!(arguments.command, Command::Serve(_)) {
+        runtime::keep_few_pools();
         tokio::runtime::Builder::new_multi_thread()
     } else {
         tokio::runtime::Builder::new_current_thread()

@@ -40,6 +40,9 @@ const PING_WITHIN: Duration = Duration::from_secs(10);
 /// One wait for a dial. The loop around it has no end: the guest redials for as long as it lives.
 const DIAL_WITHIN: Duration = Duration::from_secs(30);
 
+/// Between two tries to take a sandbox in hand that somebody else still has.
+const TAKE_AGAIN: Duration = Duration::from_millis(20);
+
 /// A body that is made while it is sent. Its sender says with `abort` that there will be no end.
 pub type Streamed = Channel<Bytes, std::io::Error>;
 
@@ -217,7 +220,12 @@ async fn keep(runtime: Arc<dyn Runtime>, id: SandboxId, state: Arc<watch::Sender
             Ok(stream) => stream,
             Err(runtime::Error::Deadline { .. } | runtime::Error::Impostor { .. }) => continue,
             // The one who waits for process 1 says why.
-            Err(_) => return,
+            Err(runtime::Error::NotFound(_) | runtime::Error::Ended(_)) => return,
+            // Everything else passes: what the server before this one had just forked holds its locks for a moment.
+            Err(_) => {
+                tokio::time::sleep(TAKE_AGAIN).await;
+                continue;
+            }
         };
         generation += 1;
         let Ok((sender, connection)) = handshake(stream).await else { continue };

@@ -169,6 +169,14 @@ pub enum Error {
     },
 }
 
+/// Has the C library keep two pools of memory instead of eight for each core. The threads on which starts and stops block
+/// come and go, each would fill a pool of its own, and a server would slowly grow by what lies idle in them.
+pub fn keep_few_pools() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: changes a number of the allocator's; before any other thread is there.
+    let _ = unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
+}
+
 /// One way to isolate. Implementations are cheap to share; every method may be called again after any failure.
 #[async_trait::async_trait]
 pub trait Runtime: Send + Sync {
