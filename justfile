@@ -1,8 +1,13 @@
 # What a person and CI both run. `just` alone lists it. Each recipe ends with a short table.
 
 # Tests that isolate need root; everything is built as whoever calls, and only the test program is run by sudo.
-as_root := if `id -u` == "0" { "" } else { "CARGO_TARGET_" + uppercase(arch()) + "_UNKNOWN_LINUX_GNU_RUNNER='sudo -E'" }
-real := "BELLJAR_REAL=1 " + as_root
+as_root := if `id -u` == "0" { "" } else { "CARGO_TARGET_" + uppercase(arch()) + "_UNKNOWN_LINUX_GNU_RUNNER=\"sudo -E\"" }
+sudo := if `id -u` == "0" { "" } else { "sudo -E " }
+release := env("CARGO_TARGET_DIR", justfile_directory() / "target") / "release"
+real := "BELLJAR_REAL=1 BELLJAR_BINARY=" + release / "belljar" + " " + as_root
+# Always the whole workspace: with another selection of packages their features differ, and everything is built again. The
+# tests of `cli` bring the executable with them.
+tests := "cargo test --workspace --release --locked"
 
 [private]
 default:
@@ -27,22 +32,24 @@ test *args:
 
 # The tests that start real sandboxes, one at a time: the laws of the runtimes, and targets named real_*
 real *args:
-    @scripts/steps real '{{real}} cargo test --workspace --release --locked --test "real_*" {{args}} -- --test-threads=1 --nocapture'
+    @scripts/steps real '{{real}} {{tests}} --test "real_*" {{args}} -- --test-threads=1 --nocapture'
 
 # Every attack of attacks/, each with its positive control
 attacks *args:
-    @scripts/steps attacks '{{real}} cargo test -p e2e --release --locked --test "attacks*" {{args}} -- --test-threads=1 --nocapture'
+    @scripts/steps attacks '{{tests}} --no-run --test real_cli && {{real}} {{tests}} --test "attacks*" {{args}} -- --test-threads=1 --nocapture'
 
 # Times and sizes, side by side with bare processes, bwrap and plain runc
 bench *args:
-    @{{as_root}} cargo run --release --locked -p e2e --bin bench -- {{args}}
+    @{{tests}} --no-run --test "real_*"
+    @{{sudo}}env BELLJAR_BINARY={{release}}/belljar {{release}}/bench {{args}}
 
-# A server killed again and again, and sandboxes that come and go, in full size
-soak kills="200" cycles="1000":
-    @scripts/steps \
-        kills 'BELLJAR_KILLS={{kills}} {{real}} cargo test -p e2e --release --locked --test real_service -- --test-threads=1 --nocapture' \
-        cycles 'BELLJAR_CYCLES={{cycles}} {{real}} cargo test -p e2e --release --locked --test real_cycles -- --test-threads=1 --nocapture' \
-        sharing 'BELLJAR_CROWD={{cycles}} {{real}} cargo test -p e2e --release --locked --test real_sharing -- --test-threads=1 --nocapture'
+# A server killed again and again, and sandboxes that come and go, in full size: `just soak kills=50 cycles=100` for less
+soak *sizes:
+    @{{tests}} --no-run --test "real_*"
+    @env kills=200 cycles=1000 {{sizes}} scripts/steps \
+        kills 'BELLJAR_KILLS=$kills {{real}} {{tests}} --test real_service -- --test-threads=1 --nocapture' \
+        cycles 'BELLJAR_CYCLES=$cycles {{real}} {{tests}} --test real_cycles -- --test-threads=1 --nocapture' \
+        sharing 'BELLJAR_CROWD=$cycles {{real}} {{tests}} --test real_sharing -- --test-threads=1 --nocapture'
 
 # The README's commands, literally, in a fresh Debian
 first-minute *args:
