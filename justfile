@@ -7,7 +7,7 @@ release := env("CARGO_TARGET_DIR", justfile_directory() / "target") / "release"
 real := "BELLJAR_REAL=1 BELLJAR_BINARY=" + release / "belljar" + " " + as_root
 # Always the whole workspace: with another selection of packages their features differ, and everything is built again. The
 # tests of `cli` bring the executable with them.
-tests := "cargo test --workspace --release --locked"
+tests := "cargo test --workspace --release --locked --no-fail-fast"
 
 [private]
 default:

@@ -59,7 +59,7 @@ fn a_start_that_is_asked_for_twice_at_once_is_answered_the_same_twice() {
             }
         }
         let listed = sandbox.execs().await.unwrap();
-        assert_eq!(listed.len(), 21, "the posture and what was there");
+        assert_eq!(listed.len(), 20, "what was there, each once");
         assert!(listed.iter().all(|exec| exec.deadline_ms.is_some()), "each has its deadline: {listed:?}");
     });
 }

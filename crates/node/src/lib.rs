@@ -3,6 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`live`] | all sandboxes of this machine: admitted, found, stopped, taken over from a server that is gone |
+//! | `recovery` | what a server finds when it starts, and what it does about it |
 //! | [`lifecycle`] | the life of one sandbox, as a pure function |
 //! | `driver`, `entry` | one task for each sandbox, and what everybody else sees of it |
 //! | [`journal`] | what this machine was asked to keep, written before it is made |
@@ -33,6 +34,7 @@ pub mod lifecycle;
 pub mod link;
 pub mod live;
 pub mod machine;
+mod recovery;
 pub mod sandbox;
 pub mod template;
 

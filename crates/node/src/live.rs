@@ -1,13 +1,4 @@
 //! The sandboxes that live on this machine: admitted, found, stopped, and taken over from a server that is gone.
-//!
-//! ```text
-//! what is written down      what is there          what is done
-//! starting                  anything               removed: nothing ran in it yet       lost, interrupted
-//! running                   alive                  taken over, with all its execs
-//! running                   dead or gone           removed                              lost, died or host_reboot
-//! stopping                  anything               removed                              the reason written down
-//! nothing                   nobody's               removed
-//! ```
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -21,7 +12,6 @@ use api::sandbox::{CreateSandbox, EndReason, Sandbox as Shown, SandboxEvent, San
 use api::server::NodeStatus;
 use runtime::{Profile, Runtime, Spec};
 use tokio::sync::{Semaphore, broadcast, mpsc};
-use tokio::time::Instant;
 
 use crate::admission::{self, Bounds, Room};
 use crate::clock;
@@ -35,7 +25,7 @@ use crate::sandbox::Sandbox;
 use crate::template;
 
 /// Words waiting for a driver that is busy with a start or a stop.
-const INBOX: usize = 16;
+pub(crate) const INBOX: usize = 16;
 /// Events that a slow reader may be behind.
 const EVENTS: usize = 4096;
 /// Sandboxes being started at once. More would not be faster, only later all together.
@@ -44,7 +34,7 @@ const STARTS_AT_ONCE: usize = 8;
 /// This machine as a place where sandboxes live. Cheap to clone.
 #[derive(Clone)]
 pub struct Node {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 /// Who asks for a sandbox, and for what.
@@ -56,7 +46,7 @@ pub struct Order {
     pub request: CreateSandbox,
 }
 
-type Entries = HashMap<SandboxId, Arc<Entry>>;
+pub(crate) type Entries = HashMap<SandboxId, Arc<Entry>>;
 
 /// What all drivers share.
 pub(crate) struct Shared {
@@ -66,12 +56,13 @@ pub(crate) struct Shared {
     data: PathBuf,
     guest: PathBuf,
     /// The weakest wall first.
-    runtimes: Vec<Arc<dyn Runtime>>,
+    pub runtimes: Vec<Arc<dyn Runtime>>,
     bounds: Bounds,
     draining: AtomicBool,
     entries: Mutex<Entries>,
     events: broadcast::Sender<SandboxEvent>,
-    boot: String,
+    /// Which start of the machine this is.
+    pub boot: String,
 }
 
 impl Node {
@@ -309,14 +300,14 @@ impl Node {
         Ok(entry)
     }
 
-    fn begin(&self, record: Record, beginning: Beginning, entries: &mut Entries) -> Arc<Entry> {
+    pub(crate) fn begin(&self, record: Record, beginning: Beginning, entries: &mut Entries) -> Arc<Entry> {
         let (tell, inbox) = mpsc::channel(INBOX);
         let entry = Arc::new(Entry::new(record, tell));
         self.drive(&entry, inbox, beginning, entries);
         entry
     }
 
-    fn drive(
+    pub(crate) fn drive(
         &self,
         entry: &Arc<Entry>,
         inbox: mpsc::Receiver<Word>,
@@ -326,65 +317,6 @@ impl Node {
         entries.insert(entry.id().clone(), Arc::clone(entry));
         let driver = Driver { shared: Arc::clone(&self.shared), entry: Arc::clone(entry), inbox };
         tokio::spawn(driver.drive(beginning));
-    }
-
-    /// Takes a sandbox over from a process that is gone. What its execs are due is asked at once.
-    fn adopt(&self, record: Record, runtime: Arc<dyn Runtime>, entries: &mut Entries) {
-        let (tell, inbox) = mpsc::channel(INBOX);
-        let entry = Arc::new(Entry::new(record, tell));
-        let memory_bytes = entry.shown().limits.memory_bytes;
-        entry.hold(Arc::new(Sandbox::attach(runtime, entry.id().clone(), memory_bytes)));
-        entry.set_overdue(Some(Instant::now()));
-        self.drive(&entry, inbox, Beginning::Adopt, entries);
-    }
-
-    async fn recover(&self) -> Result<(), Error> {
-        let shared = &self.shared;
-        let mut there = HashMap::new();
-        for runtime in &shared.runtimes {
-            for listed in runtime.list().await? {
-                there.insert(listed.id.clone(), (Arc::clone(runtime), listed));
-            }
-        }
-        let (records, damaged) = shared.journal.load()?;
-        for id in damaged {
-            tracing::error!(sandbox = %id, "its record cannot be understood; what is left of it is removed");
-            shared.journal.remove(&id)?;
-        }
-        let mut entries = shared.entries();
-        for record in records {
-            let found = there.remove(&record.sandbox.id);
-            let living = found.filter(|(_, listed)| listed.alive && record.boot == shared.boot);
-            let beginning = match (record.sandbox.state, record.sandbox.reason) {
-                (SandboxState::Ended | SandboxState::Lost, _) => None,
-                (SandboxState::Running, _) if living.is_some() => Some(Beginning::Adopt),
-                (SandboxState::Stopping, Some(reason)) => Some(Beginning::End(reason)),
-                (SandboxState::Starting, _) => Some(Beginning::End(EndReason::Interrupted)),
-                (SandboxState::Running | SandboxState::Stopping, _) => {
-                    Some(Beginning::End(shared.absent(&record)))
-                }
-            };
-            match (beginning, living) {
-                (Some(Beginning::Adopt), Some((runtime, _))) => self.adopt(record, runtime, &mut entries),
-                (Some(beginning), _) => drop(self.begin(record, beginning, &mut entries)),
-                (None, _) => self.remember(record, &mut entries),
-            }
-        }
-        drop(entries);
-        for (id, (runtime, listed)) in there {
-            if !listed.owned {
-                tracing::warn!(sandbox = %id, "nobody's; removed");
-                tokio::spawn(async move { runtime.stop(&id, Duration::ZERO).await });
-            }
-        }
-        Ok(())
-    }
-
-    /// Keeps what ended until somebody has taken note.
-    fn remember(&self, record: Record, entries: &mut Entries) {
-        let (tell, _) = mpsc::channel(INBOX);
-        let entry = Entry::new(record, tell);
-        entries.insert(entry.id().clone(), Arc::new(entry));
     }
 }
 
@@ -442,18 +374,7 @@ impl Shared {
         room
     }
 
-    /// Why a sandbox is not there that should be.
-    fn absent(&self, record: &Record) -> EndReason {
-        if record.boot != self.boot {
-            EndReason::HostReboot
-        } else if clock::boot_ms() >= record.expires_boot_ms {
-            EndReason::Expired
-        } else {
-            EndReason::Died
-        }
-    }
-
-    fn entries(&self) -> MutexGuard<'_, Entries> {
+    pub fn entries(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

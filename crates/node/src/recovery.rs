@@ -1,0 +1,102 @@
+//! Start is recovery: what is written down is compared with what is there.
+//!
+//! ```text
+//! what is written down      what is there          what is done
+//! starting                  anything               removed: nothing ran in it yet       lost, interrupted
+//! running                   alive                  taken over, with all its execs
+//! running                   dead or gone           removed                              lost, died or host_reboot
+//! stopping                  anything               removed                              the reason written down
+//! nothing                   nobody's               removed
+//! ```
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::sandbox::{EndReason, SandboxState};
+use runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::clock;
+use crate::driver::Beginning;
+use crate::entry::Entry;
+use crate::error::Error;
+use crate::journal::Record;
+use crate::live::{Entries, INBOX, Node, Shared};
+use crate::sandbox::Sandbox;
+
+impl Node {
+    /// Takes over what runs, and removes what is half-made, half-removed, dead or nobody's.
+    pub(crate) async fn recover(&self) -> Result<(), Error> {
+        let shared = &self.shared;
+        let mut there = HashMap::new();
+        for runtime in &shared.runtimes {
+            for listed in runtime.list().await? {
+                there.insert(listed.id.clone(), (Arc::clone(runtime), listed));
+            }
+        }
+        let (records, damaged) = shared.journal.load()?;
+        for id in damaged {
+            tracing::error!(sandbox = %id, "its record cannot be understood; what is left of it is removed");
+            shared.journal.remove(&id)?;
+        }
+        let mut entries = shared.entries();
+        for record in records {
+            let found = there.remove(&record.sandbox.id);
+            let living = found.filter(|(_, listed)| listed.alive && record.boot == shared.boot);
+            let beginning = match (record.sandbox.state, record.sandbox.reason) {
+                (SandboxState::Ended | SandboxState::Lost, _) => None,
+                (SandboxState::Running, _) if living.is_some() => Some(Beginning::Adopt),
+                (SandboxState::Stopping, Some(reason)) => Some(Beginning::End(reason)),
+                (SandboxState::Starting, _) => Some(Beginning::End(EndReason::Interrupted)),
+                (SandboxState::Running | SandboxState::Stopping, _) => {
+                    Some(Beginning::End(shared.absent(&record)))
+                }
+            };
+            match (beginning, living) {
+                (Some(Beginning::Adopt), Some((runtime, _))) => self.adopt(record, runtime, &mut entries),
+                (Some(beginning), _) => drop(self.begin(record, beginning, &mut entries)),
+                (None, _) => self.remember(record, &mut entries),
+            }
+        }
+        drop(entries);
+        for (id, (runtime, listed)) in there {
+            if !listed.owned {
+                tracing::warn!(sandbox = %id, "nobody's; removed");
+                tokio::spawn(async move { runtime.stop(&id, Duration::ZERO).await });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a sandbox over from a process that is gone. What its execs are due is asked at once.
+    fn adopt(&self, record: Record, runtime: Arc<dyn Runtime>, entries: &mut Entries) {
+        let (tell, inbox) = mpsc::channel(INBOX);
+        let entry = Arc::new(Entry::new(record, tell));
+        let memory_bytes = entry.shown().limits.memory_bytes;
+        entry.hold(Arc::new(Sandbox::attach(runtime, entry.id().clone(), memory_bytes)));
+        entry.set_overdue(Some(Instant::now()));
+        self.drive(&entry, inbox, Beginning::Adopt, entries);
+    }
+
+    /// Keeps what ended until somebody has taken note.
+    fn remember(&self, record: Record, entries: &mut Entries) {
+        let (tell, _) = mpsc::channel(INBOX);
+        let entry = Entry::new(record, tell);
+        entries.insert(entry.id().clone(), Arc::new(entry));
+    }
+}
+
+impl Shared {
+    /// Why a sandbox is not there that should be.
+    fn absent(&self, record: &Record) -> EndReason {
+        if record.boot != self.boot {
+            EndReason::HostReboot
+        } else if clock::boot_ms() >= record.expires_boot_ms {
+            EndReason::Expired
+        } else {
+            EndReason::Died
+        }
+    }
+}
