@@ -26,6 +26,8 @@ const SLEEP_MAX: Duration = Duration::from_secs(10);
 const WARN_MAX: Duration = Duration::from_secs(60);
 /// How long after its deadline and grace an exec may go on before its sandbox is ended from outside.
 pub(crate) const OVERDUE_MS: u64 = 2000;
+/// When a guest did not answer, it is asked again after this.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How long a start waits for its turn.
 const TURN_WITHIN: Duration = Duration::from_secs(120);
 
@@ -137,7 +139,12 @@ impl Driver {
                     None => std::future::pending().await,
                 },
                 () = tokio::time::sleep_until(wake) => {
-                    if let Some(reason) = self.look(&sandbox).await {
+                    // A guest that does not answer must not keep anybody from ending its sandbox.
+                    let reason = tokio::select! {
+                        reason = look(&self.entry, &sandbox) => reason,
+                        reason = end_asked(&mut self.inbox) => Some(reason),
+                    };
+                    if let Some(reason) = reason {
                         return Happening::Asked(reason);
                     }
                 }
@@ -162,41 +169,8 @@ impl Driver {
             });
         }
         let to_warning = if *warned { idle } else { idle - near };
-        let overdue = self.entry.overdue().map_or(SLEEP_MAX, |at| at.saturating_duration_since(now));
-        now + left.min(to_warning).min(overdue).min(SLEEP_MAX)
-    }
-
-    /// Whether a limit wants the end now.
-    async fn look(&self, sandbox: &Sandbox) -> Option<EndReason> {
-        if clock::boot_ms() >= self.entry.expires_boot_ms() {
-            return Some(EndReason::Expired);
-        }
-        let now = Instant::now();
-        let overdue = self.entry.overdue().is_some_and(|at| at <= now);
-        if !overdue && !self.entry.idle_left(now).is_zero() {
-            return None;
-        }
-        let Ok(execs) = sandbox.execs().await else {
-            // The end of the sandbox is told elsewhere. A guest that does not answer cannot keep a deadline.
-            return overdue.then_some(EndReason::Overdue);
-        };
-        let mut due = None;
-        for exec in &execs {
-            if exec.outcome.is_none() {
-                self.entry.active(now);
-                let left = exec
-                    .deadline_ms
-                    .map(|deadline| (deadline + exec.grace_ms + OVERDUE_MS).saturating_sub(exec.duration_ms));
-                if left == Some(0) {
-                    return Some(EndReason::Overdue);
-                }
-                due = due.min(left).or(due).or(left);
-            } else if let Some(since) = exec.ended_ms_ago {
-                self.entry.active(now.checked_sub(Duration::from_millis(since)).unwrap_or(now));
-            }
-        }
-        self.entry.set_overdue(due.map(|left| now + Duration::from_millis(left)));
-        self.entry.idle_left(now).is_zero().then_some(EndReason::Idle)
+        let look = self.entry.next_look().map_or(SLEEP_MAX, |at| at.saturating_duration_since(now));
+        now + left.min(to_warning).min(look).min(SLEEP_MAX)
     }
 
     /// Why a sandbox ended whose process 1 is gone.
@@ -239,6 +213,51 @@ impl Driver {
             tracing::error!(sandbox = %self.entry.id(), error = crate::error::chain(&error), "not written down");
         }
         self.shared.say(SandboxEvent::Changed { sandbox: Box::new(record.sandbox) });
+    }
+}
+
+/// Whether a limit wants the end now.
+async fn look(entry: &Entry, sandbox: &Sandbox) -> Option<EndReason> {
+    if clock::boot_ms() >= entry.expires_boot_ms() {
+        return Some(EndReason::Expired);
+    }
+    let now = Instant::now();
+    let overdue = entry.take_look(now)?;
+    let execs = match sandbox.execs().await {
+        Ok(execs) => execs,
+        // Why it ended is told by its process 1.
+        Err(Error::Lost(_)) => return None,
+        Err(_) => {
+            // A guest that does not answer cannot keep a deadline that is over. Else it may only be slow to dial again.
+            entry.look_at(Instant::now() + LOOK_AGAIN);
+            return overdue.then_some(EndReason::Overdue);
+        }
+    };
+    for exec in &execs {
+        if let Some(since) = exec.ended_ms_ago {
+            entry.active(now.checked_sub(Duration::from_millis(since)).unwrap_or(now));
+        } else if exec.outcome.is_none() {
+            entry.active(now);
+            let whole = exec.deadline_ms.map(|deadline| deadline + exec.grace_ms + OVERDUE_MS);
+            match whole.map(|whole| whole.saturating_sub(exec.duration_ms)) {
+                Some(0) => return Some(EndReason::Overdue),
+                Some(left) => entry.due_at(now + Duration::from_millis(left)),
+                None => {}
+            }
+        }
+    }
+    entry.idle_left(now).is_zero().then_some(EndReason::Idle)
+}
+
+/// Waits until somebody wants the end.
+async fn end_asked(inbox: &mut mpsc::Receiver<Word>) -> EndReason {
+    loop {
+        match inbox.recv().await {
+            Some(Word::End(reason)) => return reason,
+            Some(Word::Look) => {}
+            // The node is gone: so will this task be.
+            None => std::future::pending().await,
+        }
     }
 }
 

@@ -34,7 +34,9 @@ struct Uses {
     active: Instant,
     idle: Duration,
     /// When the first exec with a deadline should have ended.
-    overdue: Option<Instant>,
+    due: Option<Instant>,
+    /// When its execs are to be asked for in any case: what they are due is not known.
+    look: Option<Instant>,
 }
 
 /// A call in progress: as long as it is held, the sandbox is not idle.
@@ -52,7 +54,7 @@ impl Entry {
             sandbox: Mutex::default(),
             inbox,
             calls: AtomicU32::new(0),
-            uses: Mutex::new(Uses { active: Instant::now(), idle, overdue: None }),
+            uses: Mutex::new(Uses { active: Instant::now(), idle, due: None, look: None }),
         }
     }
 
@@ -152,12 +154,31 @@ impl Entry {
         (uses.active + uses.idle).saturating_duration_since(now)
     }
 
-    pub fn overdue(&self) -> Option<Instant> {
-        locked(&self.uses).overdue
+    /// When its execs are to be looked at next, for another reason than that it may be idle.
+    pub fn next_look(&self) -> Option<Instant> {
+        let uses = locked(&self.uses);
+        uses.due.into_iter().chain(uses.look).min()
     }
 
-    pub fn set_overdue(&self, at: Option<Instant>) {
-        locked(&self.uses).overdue = at;
+    /// An exec should have ended by then.
+    pub fn due_at(&self, at: Instant) {
+        let mut uses = locked(&self.uses);
+        uses.due = uses.due.into_iter().chain([at]).min();
+    }
+
+    /// Its execs are to be asked for then.
+    pub fn look_at(&self, at: Instant) {
+        locked(&self.uses).look = Some(at);
+    }
+
+    /// Whether its execs are to be asked for now, and if so, whether one of them should have ended. What is due after that is
+    /// learned from the answer, and from execs that are started meanwhile.
+    pub fn take_look(&self, now: Instant) -> Option<bool> {
+        let idle = self.idle_left(now).is_zero();
+        let mut uses = locked(&self.uses);
+        let due = uses.due.take_if(|at| *at <= now).is_some();
+        let look = uses.look.take_if(|at| *at <= now).is_some();
+        (idle || due || look).then_some(due)
     }
 
     /// Begins a call.
@@ -182,8 +203,7 @@ impl Call {
         if let Some(deadline) = spec.deadline_ms {
             let whole = deadline + spec.grace_ms.unwrap_or(limits::GRACE_MS) + crate::driver::OVERDUE_MS;
             let at = Instant::now() + Duration::from_millis(whole);
-            let soonest = self.entry.overdue().map_or(at, |known| known.min(at));
-            self.entry.set_overdue(Some(soonest));
+            self.entry.due_at(at);
             self.entry.tell(Word::Look);
         }
         Ok(info)

@@ -76,7 +76,7 @@ impl Node {
         let entry = Arc::new(Entry::new(record, tell));
         let memory_bytes = entry.shown().limits.memory_bytes;
         entry.hold(Arc::new(Sandbox::attach(runtime, entry.id().clone(), memory_bytes)));
-        entry.set_overdue(Some(Instant::now()));
+        entry.look_at(Instant::now());
         self.drive(&entry, inbox, Beginning::Adopt, entries);
     }
 

@@ -342,3 +342,37 @@ async fn an_end_that_nobody_took_note_of_is_told_again_after_a_restart() {
     assert_eq!((shown.state, shown.reason), (SandboxState::Ended, Some(EndReason::Stopped)));
     node.forget(&id("a")).unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_that_is_slow_to_dial_again_keeps_its_sandbox_and_holds_up_no_stop() {
+    let mut place = Place::new();
+    let node = place.node().await;
+    for name in ["slow", "stopped"] {
+        node.create(&id(name), &order()).await.unwrap();
+    }
+    place.sim.faults(|faults| faults.silent_guest = true);
+    place.kill(node);
+    let node = place.node().await;
+    tokio::time::sleep(Duration::from_secs(45)).await;
+    assert_eq!(node.find(&id("slow")).unwrap().state, SandboxState::Running);
+    let asked = tokio::time::Instant::now();
+    assert_eq!(node.stop(&id("stopped"), EndReason::Stopped).await.unwrap().reason, Some(EndReason::Stopped));
+    assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+    place.sim.faults(|faults| faults.silent_guest = false);
+    node.call(&id("slow")).unwrap().exec(&exec_id(), exec(&["true"])).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_deadline_that_the_guest_kept_costs_no_sandbox() {
+    let place = Place::new();
+    let node = place.node().await;
+    node.create(&id("a"), &order()).await.unwrap();
+    let call = node.call(&id("a")).unwrap();
+    let spec = ExecSpec { deadline_ms: Some(100), grace_ms: Some(0), ..exec(&["sleep", "60"]) };
+    call.exec(&exec_id(), spec).await.unwrap();
+    // The guest keeps the deadline itself, so the sandbox is looked at and goes on.
+    let done = call.reader(exec_id()).collect().await.unwrap();
+    assert_eq!(done.end.outcome, Outcome::Timeout);
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!(node.find(&id("a")).unwrap().state, SandboxState::Running);
+}
