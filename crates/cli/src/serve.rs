@@ -33,6 +33,7 @@ const FIRST_PROJECT: &str = "default";
 
 /// How long a store may be silent before a start is given up. On a busy machine it takes a second or two.
 const STORE_WITHIN: Duration = Duration::from_secs(15);
+const STORE_AGAIN: Duration = Duration::from_millis(100);
 
 /// How to serve.
 #[derive(clap::Args)]
@@ -77,8 +78,7 @@ async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
     let node = Node::open(&machine, runtimes(&machine)?, configuration.bounds()).await;
     let node = node.map_err(|error| error.to_api())?;
-    let store =
-        Store::open(&data.join("belljar.db")).await.map_err(|error| platform(node::error::chain(&error)))?;
+    let store = patiently(async || Store::open(&data.join("belljar.db")).await).await?;
     let audit = Audit::open(&data.join("audit.log"), clock::wall_ms())
         .map_err(|error| platform(node::error::chain(&error)))?;
     let new = first_key(&store).await?;
@@ -113,7 +113,9 @@ async fn patiently<T>(ask: impl AsyncFn() -> Result<T, control::store::Error>) -
     loop {
         match ask().await {
             Ok(value) => return Ok(value),
-            Err(control::store::Error::Unavailable { .. }) if begun.elapsed() < STORE_WITHIN => {}
+            Err(control::store::Error::Unavailable { .. }) if begun.elapsed() < STORE_WITHIN => {
+                tokio::time::sleep(STORE_AGAIN).await;
+            }
             Err(error) => return Err(platform(node::error::chain(&error))),
         }
     }
