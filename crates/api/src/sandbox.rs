@@ -188,6 +188,27 @@ impl Default for CreateSandbox {
     }
 }
 
+impl Sandbox {
+    /// A sandbox as it is when it has just been asked for.
+    pub fn asked(id: SandboxId, project: &str, request: &CreateSandbox, now_ms: u64) -> Self {
+        Self {
+            id,
+            name: request.name.clone(),
+            project: project.to_owned(),
+            template: request.template.clone(),
+            tier: request.tier,
+            limits: request.limits,
+            idle_ms: request.idle_ms,
+            labels: request.labels.clone(),
+            state: SandboxState::Starting,
+            reason: None,
+            error: None,
+            created_at_ms: now_ms,
+            ended_at_ms: None,
+        }
+    }
+}
+
 impl CreateSandbox {
     /// Refuses what cannot be made, by name, before anything is.
     ///

@@ -14,9 +14,11 @@ use api::account::{CreateKey, Key, NewKey, Project, Quota, Role};
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultDirectRateLimiter, RateLimiter};
+use node::machine::random;
 use sha2::{Digest, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::audit::hex;
 use crate::fault::{Answer, Fault};
 use crate::store::Store;
 
@@ -247,9 +249,9 @@ impl Share {
 /// # Errors
 /// The kernel has no random bytes.
 pub fn mint(ask: &CreateKey, now_ms: u64) -> Answer<(NewKey, [u8; 32])> {
-    let secret = hexadecimal(&random()?);
+    let secret = hex(&random::<32>()?);
     let hint = secret.get(secret.len() - 4..).unwrap_or_default().to_owned();
-    let id = format!("k{}", hexadecimal(random()?.get(..8).unwrap_or_default()));
+    let id = format!("k{}", hex(&random::<8>()?));
     let key = Key {
         id,
         project: ask.project.clone(),
@@ -292,19 +294,8 @@ fn at_least_one(number: u32) -> NonZeroU32 {
     NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN)
 }
 
-fn random() -> Answer<[u8; 32]> {
-    let mut bytes = [0; 32];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| node::Error::System { act: "read random bytes".into(), source: error.into() })?;
-    Ok(bytes)
-}
-
 fn hash(secret: &str) -> [u8; 32] {
     Sha256::digest(secret).into()
-}
-
-pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -36,6 +36,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
+pub(crate) use chain::hex;
 pub use chain::{Verified, verify};
 use writer::{Word, Writer};
 

@@ -15,6 +15,7 @@ use axum::extract::{ConnectInfo, FromRequest, FromRequestParts, Path, Query, Req
 use axum::http::{HeaderMap, header, request::Parts};
 use bytes::Bytes;
 use node::clock;
+use node::machine::random;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
@@ -150,15 +151,10 @@ impl Idempotency {
     /// # Errors
     /// The kernel has no random bytes.
     pub fn exec_id(&self) -> Answer<ExecId> {
-        let mut bytes = [0; 16];
-        match &self.0 {
-            Some(key) => bytes.iter_mut().zip(Sha256::digest(key)).for_each(|(to, from)| *to = from),
-            None => {
-                rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(
-                    |error| node::Error::System { act: "read random bytes".into(), source: error.into() },
-                )?;
-            }
-        }
+        let bytes = match &self.0 {
+            Some(key) => Sha256::digest(key).first_chunk::<16>().copied().unwrap_or_default(),
+            None => random()?,
+        };
         Ok(ExecId::from_random(bytes))
     }
 }

@@ -19,6 +19,10 @@ use crate::store::{Request, Requested, Store};
 
 /// A sandbox is tried this often; what is told of health is never older by much.
 const TRY_EVERY: Duration = Duration::from_secs(30);
+/// The store is looked at this often at most.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A stop takes milliseconds. Whoever waits longer is told so, and the stop goes on.
+const STOP_WITHIN: Duration = Duration::from_secs(60);
 /// A try that takes longer has failed.
 const TRY_WITHIN: Duration = Duration::from_secs(20);
 /// How often a request is taken anew whose start was interrupted: once is enough, unless the store has not heard of it.
@@ -46,13 +50,19 @@ struct Tried {
     at_ms: AtomicU64,
     /// How long it took; `u64::MAX` if it did not work.
     took_ms: AtomicU64,
+    /// When the store was last looked at, and whether it answered.
+    store: tokio::sync::Mutex<Option<(Instant, bool)>>,
 }
 
 impl Platform {
     /// Puts the parts together. Nothing runs yet: see [`crate::follow::begin`].
     pub fn new(node: Node, store: Store, audit: Audit) -> Self {
-        let tried =
-            Tried { began: Instant::now(), at_ms: AtomicU64::new(0), took_ms: AtomicU64::new(u64::MAX) };
+        let tried = Tried {
+            began: Instant::now(),
+            at_ms: AtomicU64::new(0),
+            took_ms: AtomicU64::new(u64::MAX),
+            store: tokio::sync::Mutex::default(),
+        };
         Self { node, store, audit, accounts: Accounts::default(), metrics: Metrics::default(), tried }
     }
 
@@ -90,7 +100,7 @@ impl Platform {
     ) -> Answer<(Sandbox, bool)> {
         let project = account.key.project.clone();
         let hash: [u8; 32] = Sha256::digest(serde_json::to_vec(&request).unwrap_or_default()).into();
-        let wanted = describe(node::machine::fresh_id()?, &project, &request);
+        let wanted = Sandbox::asked(node::machine::fresh_id()?, &project, &request, clock::wall_ms());
         let ask = Request {
             sandbox: &wanted,
             quota: &account.quota,
@@ -197,7 +207,11 @@ impl Platform {
             return Ok(sandbox);
         }
         self.note(account, Act::SandboxStop, |entry| entry.sandbox(&sandbox.id));
-        let ended = self.node.stop(&sandbox.id, EndReason::Stopped).await.unwrap_or(sandbox);
+        let stopping = self.node.stop(&sandbox.id, EndReason::Stopped);
+        let Ok(ended) = tokio::time::timeout(STOP_WITHIN, stopping).await else {
+            return Err(node::Error::Deadline { what: "the end of the sandbox", after: STOP_WITHIN }.into());
+        };
+        let ended = ended.unwrap_or(sandbox);
         // Asked for right away, so that the quota and the name are free when this is answered.
         let _ = self.store.moved(&ended).await;
         Ok(ended)
@@ -211,9 +225,23 @@ impl Platform {
         let tried_ms_ago = now.saturating_sub(at);
         let late = clock::millis(2 * TRY_EVERY + TRY_WITHIN);
         let sandbox = at > 0 && took_ms != u64::MAX && tried_ms_ago < late;
-        let store = self.store.ping().await.is_ok();
+        let store = self.store_answers().await;
         let took_ms = if took_ms == u64::MAX { 0 } else { took_ms };
         Health { ok: store && sandbox, store, sandbox, tried_ms_ago, took_ms }
+    }
+
+    /// Whether the store can be written. Anybody may ask for the health, and each look takes a turn of those who write: so
+    /// what was seen a moment ago is told again.
+    async fn store_answers(&self) -> bool {
+        let mut seen = self.tried.store.lock().await;
+        match *seen {
+            Some((at, answers)) if at.elapsed() < LOOK_EVERY => answers,
+            Some(_) | None => {
+                let answers = self.store.ping().await.is_ok();
+                *seen = Some((Instant::now(), answers));
+                answers
+            }
+        }
     }
 
     /// Tries a sandbox again and again.
@@ -239,25 +267,6 @@ impl Platform {
             self.tried.at_ms.store(clock::millis(self.tried.began.elapsed()).max(1), Ordering::Release);
             tokio::time::sleep(TRY_EVERY).await;
         }
-    }
-}
-
-/// A sandbox as it is when it has just been asked for.
-fn describe(id: SandboxId, project: &str, request: &CreateSandbox) -> Sandbox {
-    Sandbox {
-        id,
-        name: request.name.clone(),
-        project: project.to_owned(),
-        template: request.template.clone(),
-        tier: request.tier,
-        limits: request.limits,
-        idle_ms: request.idle_ms,
-        labels: request.labels.clone(),
-        state: SandboxState::Starting,
-        reason: None,
-        error: None,
-        created_at_ms: clock::wall_ms(),
-        ended_at_ms: None,
     }
 }
 

@@ -8,8 +8,8 @@
 //! starting ──▶ running ──▶ stopping ──▶ ended, lost     forwards only; nothing comes after the last two
 //! ```
 //!
-//! **When the store does not answer**, every method says so within [`WAIT`] twice over; what runs on the node goes on, and the
-//! node's journal keeps what happened until it can be written here.
+//! **When the store does not answer**, every method says so within [`WAIT`] twice over; a long queue that moves is not silence.
+//! What runs on the node goes on, and the node's journal keeps what happened until it can be written here.
 //!
 //! **What survives.** A killed server loses nothing that was answered. A power cut may lose the last changes of sandboxes, which
 //! it ends anyway; it loses no key and no project.

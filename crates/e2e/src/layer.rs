@@ -7,6 +7,8 @@ use node::Machine;
 use node::template::{Base, Builder, Store};
 use runtime::Tier;
 
+use crate::apart;
+
 /// Where the template is kept between runs. Every user may walk there, which is not so for every checkout.
 const KEPT: &str = "/var/tmp/belljar-test";
 
@@ -22,12 +24,11 @@ pub fn base() -> PathBuf {
 }
 
 fn built(data: &Path) -> PathBuf {
-    let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let machine = Machine::open(data).expect("the directory of the test template");
     let store = Store::new(data);
     let template = store.load("base").unwrap_or_else(|_| {
         eprintln!("building the template `base` for the tests, once");
-        executor.block_on(async {
+        apart(async || {
             machine.tidy().await.unwrap();
             let builder = Builder::new(&machine, machine.at_least(Tier::Container).unwrap());
             let built = builder.build_base("base", &Base::default(), &|_| {}).await;

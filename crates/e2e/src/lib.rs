@@ -29,3 +29,14 @@ pub mod traces;
 pub mod wire;
 
 pub use lab::{Lab, on};
+
+/// Waits for something on a thread of its own: whoever calls may be on an executor already.
+fn apart<T: Send>(work: impl AsyncFnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| {
+            let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            executor.block_on(work())
+        });
+        done.join().unwrap()
+    })
+}

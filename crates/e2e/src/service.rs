@@ -17,9 +17,9 @@ use api::sandbox::CreateSandbox;
 use client::Client;
 use tempfile::TempDir;
 
-use crate::layer;
 use crate::traces::Traces;
 use crate::wire::Wire;
+use crate::{apart, layer};
 
 /// A start of the server, recovery included, on a machine under load.
 const STARTS_WITHIN: Duration = Duration::from_secs(20);
@@ -312,17 +312,6 @@ impl Drop for Service {
         // A runtime takes over the orphans of the process it is used in: those of the next server are its own.
         let _ = rustix::process::set_child_subreaper(None);
     }
-}
-
-/// Waits for something on a thread of its own: whoever calls may be on an executor already.
-fn apart(work: impl AsyncFnOnce() + Send) {
-    std::thread::scope(|scope| {
-        let done = scope.spawn(|| {
-            let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            executor.block_on(work());
-        });
-        done.join().unwrap();
-    });
 }
 
 /// Waits until something is so.

@@ -216,23 +216,8 @@ mod tests {
     use api::sandbox::{EndReason, SandboxState};
 
     pub fn record(id: &str) -> Record {
-        let request = api::sandbox::CreateSandbox::default();
         Record {
-            sandbox: Sandbox {
-                id: id.parse().unwrap(),
-                name: None,
-                project: "p".into(),
-                template: request.template,
-                tier: request.tier,
-                limits: request.limits,
-                idle_ms: request.idle_ms,
-                labels: request.labels,
-                state: SandboxState::Starting,
-                reason: None,
-                error: None,
-                created_at_ms: 1,
-                ended_at_ms: None,
-            },
+            sandbox: Sandbox::asked(id.parse().unwrap(), "p", &api::sandbox::CreateSandbox::default(), 1),
             runtime: "sim".into(),
             layers: vec!["a".repeat(64)],
             env: BTreeMap::new(),

@@ -270,21 +270,7 @@ impl Node {
         admission::admit(&shared.bounds, &shared.room(&entries), &request.limits)
             .map_err(|(what, why)| no_room(what, why))?;
         let record = Record {
-            sandbox: Shown {
-                id: id.clone(),
-                name: request.name.clone(),
-                project: order.project.clone(),
-                template: request.template.clone(),
-                tier: request.tier,
-                limits: request.limits,
-                idle_ms: request.idle_ms,
-                labels: request.labels.clone(),
-                state: SandboxState::Starting,
-                reason: None,
-                error: None,
-                created_at_ms: clock::wall_ms(),
-                ended_at_ms: None,
-            },
+            sandbox: Shown::asked(id.clone(), &order.project, request, clock::wall_ms()),
             runtime,
             layers: template.layers,
             env: template.env,

@@ -99,10 +99,18 @@ impl Machine {
 /// # Errors
 /// The kernel has no random bytes, which only happens in the first moments after boot.
 pub fn fresh_id() -> Result<SandboxId, Error> {
-    let mut bytes = [0; 16];
+    Ok(SandboxId::from_random(random()?))
+}
+
+/// So many random bytes.
+///
+/// # Errors
+/// As [`fresh_id`].
+pub fn random<const COUNT: usize>() -> Result<[u8; COUNT], Error> {
+    let mut bytes = [0; COUNT];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| Error::System { act: "read random bytes".into(), source: error.into() })?;
-    Ok(SandboxId::from_random(bytes))
+    Ok(bytes)
 }
 
 /// Root inside a sandbox is an ordinary user outside, and walks to its own directory like one.

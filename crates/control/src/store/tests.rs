@@ -52,22 +52,7 @@ pub(crate) async fn ask(
 
 /// A sandbox of `p` that is to be made.
 pub(crate) fn sandbox(id: &str) -> Sandbox {
-    let request = CreateSandbox::default();
-    Sandbox {
-        id: id.parse().unwrap(),
-        name: None,
-        project: "p".into(),
-        template: request.template,
-        tier: request.tier,
-        limits: request.limits,
-        idle_ms: request.idle_ms,
-        labels: request.labels,
-        state: SandboxState::Starting,
-        reason: None,
-        error: None,
-        created_at_ms: 1,
-        ended_at_ms: None,
-    }
+    Sandbox::asked(id.parse().unwrap(), "p", &CreateSandbox::default(), 1)
 }
 
 pub(crate) fn named(id: &str, name: &str) -> Sandbox {
