@@ -39,6 +39,8 @@ pub enum ErrorCode {
     NotFound,
     /// The thing is not in a state in which this can be done, or the same id was used for something else.
     Conflict,
+    /// What is at the path is no regular file, so it has no bytes to read or replace.
+    NotRegular,
     /// A limit or a tier cannot be enforced on this machine.
     Unsupported,
     /// The machine has no room for one more, or is being emptied.
@@ -121,6 +123,7 @@ impl ErrorCode {
             Self::LimitExceeded => "limit_exceeded",
             Self::NotFound => "not_found",
             Self::Conflict => "conflict",
+            Self::NotRegular => "not_regular",
             Self::Unsupported => "unsupported",
             Self::Capacity => "capacity",
             Self::QuotaExceeded => "quota_exceeded",

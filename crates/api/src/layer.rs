@@ -5,8 +5,10 @@ use serde::{Deserialize, Serialize};
 /// Layers of one image at most: what container engines allow is 127, and each is one more lookup for every path.
 pub const LAYERS_MAX: usize = 64;
 
-/// How a layer's archive is packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How an archive is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
 pub enum Compression {
     /// Not at all.
     None,

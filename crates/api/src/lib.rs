@@ -8,6 +8,7 @@
 //! | [`output`] | an exec's output as lines of JSON, for the public API |
 //! | [`account`] | projects and keys |
 //! | [`server`] | what the server says of itself: pages, health, versions |
+//! | [`files`] | what can be asked of the files of a sandbox, and what is answered |
 //! | [`frame`] | the frames in which an exec's output travels |
 //! | [`layer`] | what is said about unpacking one layer of an image |
 //! | [`hello`] | the fixed greeting that opens every connection between guest and node |
@@ -22,6 +23,7 @@
 pub mod account;
 pub mod error;
 pub mod exec;
+pub mod files;
 pub mod frame;
 pub mod hello;
 pub mod id;

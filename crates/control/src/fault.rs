@@ -47,6 +47,7 @@ impl From<Error> for Fault {
             | ErrorCode::LimitExceeded
             | ErrorCode::NotFound
             | ErrorCode::Conflict
+            | ErrorCode::NotRegular
             | ErrorCode::Unsupported
             | ErrorCode::Unauthorized
             | ErrorCode::Forbidden
@@ -151,7 +152,7 @@ fn status(code: ErrorCode) -> StatusCode {
         ErrorCode::Unauthorized => StatusCode::UNAUTHORIZED,
         ErrorCode::Forbidden => StatusCode::FORBIDDEN,
         ErrorCode::NotFound => StatusCode::NOT_FOUND,
-        ErrorCode::Conflict => StatusCode::CONFLICT,
+        ErrorCode::Conflict | ErrorCode::NotRegular => StatusCode::CONFLICT,
         ErrorCode::SandboxLost => StatusCode::GONE,
         ErrorCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         ErrorCode::QuotaExceeded | ErrorCode::RateLimited => StatusCode::TOO_MANY_REQUESTS,

@@ -78,7 +78,7 @@ async fn answer(request: Request<Incoming>, table: Rc<Table>) -> Result<Response
     Ok(route(request, table).await.unwrap_or_else(|error| {
         let status = match error.code {
             ErrorCode::NotFound => StatusCode::NOT_FOUND,
-            ErrorCode::Conflict => StatusCode::CONFLICT,
+            ErrorCode::Conflict | ErrorCode::NotRegular => StatusCode::CONFLICT,
             ErrorCode::Capacity => StatusCode::TOO_MANY_REQUESTS,
             ErrorCode::Platform => StatusCode::INTERNAL_SERVER_ERROR,
             ErrorCode::SpawnFailed
