@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Directories that hold no text of ours.
+/// What holds no text of ours: directories, and in a second work tree the file that `.git` is there.
 const SKIPPED: [&str; 4] = [".git", "target", "node_modules", "__pycache__"];
 
 /// One text file.
@@ -37,7 +37,10 @@ pub(crate) fn files() -> io::Result<Vec<File>> {
         for entry in std::fs::read_dir(&directory)? {
             let entry = entry?;
             let kind = entry.file_type()?;
-            if kind.is_dir() && !SKIPPED.iter().any(|name| entry.file_name() == *name) {
+            if SKIPPED.iter().any(|name| entry.file_name() == *name) {
+                continue;
+            }
+            if kind.is_dir() {
                 open.push(entry.path());
             }
             if !kind.is_file() {
