@@ -15,6 +15,8 @@
 //! body ──pieces──▶ thread: decompress ─▶ meter, hash ─▶ entries ─▶ rules ─▶ files      ──▶ report or refusal
 //! ```
 //!
+//! What reads an archive serves [`crate::files`] too.
+//!
 //! The archive is a stranger's. `tar` splits it into headers and contents; every path is walked here, one component
 //! at a time, from a descriptor of the layer's root, and no symlink is ever followed by the kernel. That walk needs no
 //! system call that a tier lacks, and nobody else writes to the layer meanwhile.
@@ -42,9 +44,12 @@ use rustix::fs::{CWD, Mode, OFlags};
 use tokio::sync::{mpsc, oneshot};
 
 use apply::Unpacker;
+pub use entry::{Ahead, Entry, Kind};
 use merged::Merged;
-use refusal::{broken, platform};
-use source::{Arriving, Fault, Piece, Source};
+pub use refusal::broken;
+use refusal::platform;
+use source::{Arriving, Piece};
+pub use source::{Fault, Source};
 use tree::Tree;
 
 /// Pieces of a body that wait for the thread, each at most one frame of the connection.

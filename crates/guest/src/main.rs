@@ -14,6 +14,7 @@
 //! | [`output`] | the frames a reader of an exec gets |
 //! | [`sweep`] | finding and ending all processes of an exec by its group |
 //! | [`memory`] | telling that memory was used up, and tidying after it |
+//! | [`files`] | the files of the sandbox, each request served by a process of its user |
 //! | [`layer`] | unpacking one layer of an image, in a sandbox made for nothing else |
 //! | [`watched`] | descriptors that tokio waits on |
 //! | [`posture`] | what a user process can see of its own privileges |
@@ -24,6 +25,7 @@
 
 mod dial;
 mod exec;
+mod files;
 mod init;
 mod launch;
 mod layer;
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
             // Empty means deny: without a time to live there is no sandbox.
             ttl_ms.map_or(ExitCode::from(2), |ms| init::run(Duration::from_millis(ms)))
         }
+        Some("files") => files::worker::run(),
         Some("posture") => posture::print(),
         Some("empty") => memory::empty(),
         _ => ExitCode::from(2),

@@ -9,6 +9,7 @@
 //! | `PUT /execs/{id}/stdin?offset=N[&last=1]` | the body goes to standard input |
 //! | `POST /execs/{id}/signal` with a `SignalRequest` | all processes of the exec get it |
 //! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
+//! | `POST /files` with parts | parts: see `api::files` |
 //! | `PUT /layer?compression=C&top=0|1&done=N` | the body, an archive, is unpacked: `LayerReport` |
 
 use std::convert::Infallible;
@@ -28,6 +29,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::Signal;
 use tokio::net::UnixStream;
 
+use crate::files;
 use crate::layer::{self, Order};
 use crate::output::{self, Position};
 use crate::sweep::{self, Whom};
@@ -45,7 +47,7 @@ const FRAME_BYTES: u32 = 256 * 1024;
 /// Frames waiting for a slow reader.
 const FRAMES_WAITING: usize = 2;
 
-type Body = Either<Full<Bytes>, Channel<Bytes>>;
+type Body = Either<Full<Bytes>, Either<Channel<Bytes>, files::Answer>>;
 type Reply = Result<Response<Body>, Error>;
 
 /// Runs hyper's tasks on this thread.
@@ -120,7 +122,7 @@ async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
             exec.begun().await?;
             let (sender, channel) = Channel::new(FRAMES_WAITING);
             tokio::task::spawn_local(output::send(exec, position, sender));
-            Ok(Response::new(Either::Right(channel)))
+            Ok(Response::new(Either::Right(Either::Left(channel))))
         }
         (&Method::PUT, ["execs", id, "read"]) => {
             let exec = table.exec(&exec_id(id)?)?;
@@ -131,6 +133,9 @@ async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
         }
         (&Method::PUT, ["execs", id, "stdin"]) => stdin(exec_id(id)?, query, body, &table).await,
         (&Method::POST, ["execs", id, "signal"]) => signal(exec_id(id)?, body, &table).await,
+        (&Method::POST, ["files"]) => {
+            Ok(Response::new(Either::Right(Either::Right(files::serve(body, &table).await?))))
+        }
         (&Method::PUT, ["layer"]) => json(StatusCode::OK, &layer::put(order(query)?, body).await?),
         _ => Err(Error::not_found(format!("there is no route {} {}", parts.method, parts.uri.path()))),
     }

@@ -20,6 +20,9 @@ use crate::sweep;
 /// What ended execs may keep together: it fits the reserved blocks of the sandbox's disk with room for running ones.
 const KEPT_BYTES_MAX: u64 = 64_000_000;
 
+/// Requests that have a process working for them: each takes a few pages of memory.
+const ASSISTANTS_MAX: usize = 64;
+
 /// The execs there are.
 pub struct Table {
     execs: RefCell<HashMap<ExecId, Entry>>,
@@ -30,6 +33,13 @@ pub struct Table {
     kills: Rc<Kills>,
     next_group: Cell<u32>,
     groups_reused: Cell<bool>,
+    assistants: Rc<Cell<usize>>,
+}
+
+/// A process of this program's own that works for a request, among user code.
+pub struct Assistant {
+    group: u32,
+    count: Rc<Cell<usize>>,
 }
 
 struct Entry {
@@ -48,6 +58,7 @@ impl Table {
             kills: Rc::default(),
             next_group: Cell::new(*limits::EXEC_GROUPS.start()),
             groups_reused: Cell::new(false),
+            assistants: Rc::default(),
         }
     }
 
@@ -100,6 +111,25 @@ impl Table {
         if lives {
             exec.live(Pipes { stdout: launched.stdout, stderr: launched.stderr }).await;
         }
+    }
+
+    /// Starts a process that works for a request. It is no exec: nobody can ask for it, and its end has no outcome.
+    pub async fn assist(&self, spec: &ExecSpec) -> Result<(Launched, Assistant), Error> {
+        self.kills.settled().await;
+        if self.assistants.get() >= ASSISTANTS_MAX {
+            return Err(Error {
+                code: ErrorCode::Capacity,
+                message: format!("{ASSISTANTS_MAX} requests for files are being served, the most at once"),
+                layer: Layer::Sandbox,
+                ran: Ran::No,
+                retry: Retry::Safe,
+                fix: "Ask again when some of them are done.".into(),
+            });
+        }
+        let group = self.group();
+        let launched = launch(spec, group, &self.cgroups.borrow())?;
+        self.assistants.set(self.assistants.get() + 1);
+        Ok((launched, Assistant { group, count: Rc::clone(&self.assistants) }))
     }
 
     /// The exec of that name.
@@ -191,6 +221,19 @@ impl Table {
         }
         self.next_group.set(next(group));
         group
+    }
+}
+
+impl Assistant {
+    /// The group by which it is found.
+    pub fn group(&self) -> u32 {
+        self.group
+    }
+}
+
+impl Drop for Assistant {
+    fn drop(&mut self) {
+        self.count.set(self.count.get().saturating_sub(1));
     }
 }
 

@@ -87,6 +87,8 @@ pub struct Ahead {
     name: Option<Vec<u8>>,
     target: Option<Vec<u8>>,
     records: Option<Records>,
+    /// Whose the entries are does not matter: they will be somebody else's.
+    any_owner: bool,
 }
 
 /// The PAX records that are heeded.
@@ -101,6 +103,11 @@ struct Records {
 }
 
 impl Ahead {
+    /// For an archive whose entries will all belong to whoever unpacks it.
+    pub fn of_any_owner() -> Self {
+        Self { any_owner: true, ..Self::default() }
+    }
+
     /// Takes one bare header. Gives the entry when it was that, nothing when it describes the next.
     pub fn take<R: Read>(&mut self, raw: &mut tar::Entry<'_, R>) -> Result<Option<Entry>, Error> {
         let header = raw.header().clone();
@@ -126,14 +133,16 @@ impl Ahead {
     /// Refuses an archive that ends with descriptions of nothing.
     pub fn end(&self) -> Result<(), Error> {
         match self {
-            Self { name: None, target: None, records: None } => Ok(()),
+            Self { name: None, target: None, records: None, any_owner: _ } => Ok(()),
             _ => Err(broken("its archive ends before the entry that was described last")),
         }
     }
 
     /// Puts together an entry from its own header and what came before.
     fn finish(&mut self, header: &Header, size: u64) -> Result<Entry, Error> {
-        let Self { name, target, records } = std::mem::take(self);
+        let any_owner = self.any_owner;
+        let fresh = Self { any_owner, ..Self::default() };
+        let Self { name, target, records, .. } = std::mem::replace(self, fresh);
         let records = records.unwrap_or_default();
         let spelled = either(name, records.path, &header.path_bytes())?
             .unwrap_or_else(|| header.path_bytes().into_owned());
@@ -148,7 +157,7 @@ impl Ahead {
             return Err(refused(&spelled, "has a content, which its type does not allow"));
         }
         let id = |record: Option<u64>, field: std::io::Result<u64>| match record.map_or(field, Ok) {
-            Ok(id) if id <= ID_MAX => Ok(u32::try_from(id).unwrap_or_default()),
+            Ok(id) if id <= ID_MAX || any_owner => Ok(u32::try_from(id).unwrap_or_default()),
             Ok(id) => Err(over(
                 format!("entry {name:?} belongs to user or group {id}", name = show(&spelled)),
                 ID_MAX,

@@ -1,0 +1,145 @@
+//! Files: each request is served by a process of its own, this program again, as the user that code runs as.
+//!
+//! ```text
+//! node ◀──parts──▶ process 1 ◀──pipes──▶ `guest files`: uid 1000, among user code, its memory charged to it
+//! ```
+//!
+//! So the kernel decides what the request may do, as it does for code; a request that blocks, is killed or uses up memory
+//! harms itself; and process 1 never waits for a disk. It does not look into the parts either: the process inside is no more
+//! to be trusted than any other of its user, and the node checks what it says.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`worker`] | that process: takes one request, answers it, ends |
+//! | [`parts`] | the parts of `api::files`, read and written |
+//! | [`place`] | a path as a directory and a name; what is there |
+//! | [`content`] | reading, writing, hashing and editing one file |
+//! | [`list`] | listings, page by page |
+//! | [`tree`] | making, moving, copying and removing |
+//! | [`watch`] | telling what happens |
+//! | [`archive`] | packing and unpacking archives |
+//! | [`failure`] | how all of them say no |
+
+mod archive;
+mod content;
+mod failure;
+mod list;
+mod parts;
+mod place;
+mod tree;
+mod watch;
+pub mod worker;
+
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use api::exec::ExecSpec;
+use api::{Error, ErrorCode, Layer, Ran, Retry};
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::{Frame, Incoming};
+use rustix::buffer::spare_capacity;
+use tokio::io::Interest;
+use tokio::task::JoinHandle;
+
+use crate::launch::verdict;
+use crate::sweep::{self, Whom};
+use crate::table::{Assistant, Table};
+use crate::watched::{Watched, watch};
+
+/// What becomes the process that serves a request.
+const WORKER: [&str; 2] = ["/.belljar/guest", "files"];
+/// One read of an answer: as much as one frame of the connection carries.
+const CHUNK_BYTES: usize = 256 * 1024;
+
+/// An answer that is being made. Dropping it ends the process that makes it.
+pub struct Answer {
+    pipe: Watched,
+    asking: JoinHandle<()>,
+    assistant: Assistant,
+    ended: bool,
+}
+
+/// Starts the process that serves the request in `body`; its answer is what it writes.
+pub async fn serve(body: Incoming, table: &Rc<Table>) -> Result<Answer, Error> {
+    let spec = ExecSpec { argv: WORKER.map(str::to_owned).to_vec(), stdin: true, ..ExecSpec::default() };
+    let (launched, assistant) = table.assist(&spec).await?;
+    verdict(&spec, assistant.group(), launched.verdict).await?;
+    let pipe = launched.stdin.ok_or_else(|| no_pipe(io::ErrorKind::NotFound.into()));
+    let stdin = watch(pipe?, Interest::WRITABLE).map_err(no_pipe)?;
+    let pipe = watch(launched.stdout, Interest::READABLE).map_err(no_pipe)?;
+    let asking = tokio::task::spawn_local(send(body, stdin));
+    Ok(Answer { pipe, asking, assistant, ended: false })
+}
+
+/// Passes the request on. Closing the pipe says that there is no more, or that it broke off: the parts tell which.
+async fn send(mut body: Incoming, pipe: Watched) {
+    while let Some(Ok(frame)) = body.frame().await {
+        let Ok(bytes) = frame.into_data() else { continue };
+        let mut bytes = &bytes[..];
+        while !bytes.is_empty() {
+            let Ok(mut ready) = pipe.writable().await else { return };
+            match ready.try_io(|pipe| Ok(rustix::io::write(pipe.get_ref(), bytes)?)) {
+                Ok(Ok(count)) => bytes = bytes.get(count..).unwrap_or_default(),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(Err(_)) => return,
+                Err(_would_block) => {}
+            }
+        }
+    }
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    /// An answer that breaks off lacks its last part, which is how the node tells.
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = self.get_mut();
+        while let Ok(mut guard) = ready!(this.pipe.poll_read_ready(context)) {
+            match guard.try_io(|pipe| read(pipe.get_ref())) {
+                Ok(Ok(bytes)) if bytes.is_empty() => break,
+                Ok(Ok(bytes)) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(Err(_)) => break,
+                Err(_would_block) => {}
+            }
+        }
+        this.ended = true;
+        Poll::Ready(None)
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.asking.abort();
+        if !self.ended {
+            let group = self.assistant.group();
+            tokio::task::spawn_local(async move { sweep::kill(Whom::Group(group)).await });
+        }
+    }
+}
+
+fn read(pipe: &OwnedFd) -> io::Result<Bytes> {
+    let mut bytes = Vec::with_capacity(CHUNK_BYTES);
+    rustix::io::read(pipe, spare_capacity(&mut bytes))?;
+    Ok(Bytes::from(bytes))
+}
+
+fn no_pipe(error: io::Error) -> Error {
+    Error {
+        code: ErrorCode::Platform,
+        message: format!("cannot talk to the process that serves files: {error}"),
+        layer: Layer::Sandbox,
+        ran: Ran::No,
+        retry: Retry::Safe,
+        fix: "Ask again; if it lasts, stop the sandbox and start a new one.".into(),
+    }
+}

@@ -1,0 +1,322 @@
+//! Reading, writing, hashing and editing one file.
+//!
+//! A file that is replaced is there whole, or as it was before: its new content is put beside it and takes its name at the end. One that is
+//! written *on* is changed in place, so that what arrived stays and can be gone on from.
+
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+
+use api::Error;
+use api::files::{EDIT_BYTES_MAX, FileAnswer, FileEnd, FilePath, READ_BYTES_MAX};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use sha2::{Digest, Sha256};
+
+use super::failure::{conflict, failed, failed_io, show};
+use super::parts::{self, Outlet};
+use super::place::{Place, describe, version};
+use super::worker::unheard;
+
+/// One read or write of a file.
+const CHUNK_BYTES: usize = 256 * 1024;
+/// The permissions of a new file.
+const MODE: u32 = 0o644;
+
+/// A file beside the one that it will replace. Dropping it removes it.
+pub struct Fresh<'a> {
+    place: &'a Place,
+    name: Vec<u8>,
+    /// The file itself.
+    pub file: OwnedFd,
+    placed: bool,
+}
+
+/// Sends bytes of a file.
+pub fn read(path: &FilePath, from: u64, to: Option<u64>, wanted: Option<&str>) -> Result<(), Error> {
+    let place = Place::find(path)?;
+    let (file, stat) = place.open(OFlags::RDONLY)?;
+    let seen = version(&stat);
+    if wanted.is_some_and(|wanted| wanted != seen) {
+        return Err(conflict(
+            format!("{} is not the version that was asked for", show(&place.path)),
+            "It was written to since: look at it again and start from its beginning.",
+        ));
+    }
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let to = to.unwrap_or(size).min(size);
+    let from = from.min(to);
+    if to - from > READ_BYTES_MAX {
+        return Err(api::limits::exceeded("the number of bytes to read at once", to - from, READ_BYTES_MAX));
+    }
+    parts::head(&FileAnswer::Content { info: place.describe(&stat), from, to }).map_err(unheard)?;
+    let end = match send(&file, from, to) {
+        Ok(Some(sha256)) => {
+            let changed = rustix::fs::fstat(&file).map_or(true, |now| version(&now) != seen);
+            FileEnd::Read { sha256, changed }
+        }
+        Ok(None) => FileEnd::Failed {
+            error: conflict(
+                format!("{} became shorter while it was read", show(&place.path)),
+                "Read it again once nothing writes to it.",
+            ),
+        },
+        Err(error) => FileEnd::Failed { error: failed_io("read", &place.path, &error) },
+    };
+    parts::end(&end).map_err(unheard)
+}
+
+/// Sends the bytes; none if there were fewer.
+fn send(file: &OwnedFd, from: u64, to: u64) -> io::Result<Option<String>> {
+    let (mut at, mut hasher, mut outlet) = (from, Sha256::new(), Outlet::default());
+    while at < to {
+        let sent = outlet.fill(to - at, |buffer| Ok(rustix::io::pread(file, buffer, at)?))?;
+        if sent.is_empty() {
+            return Ok(None);
+        }
+        hasher.update(sent);
+        at += sent.len() as u64;
+    }
+    Ok(Some(hex(hasher)))
+}
+
+/// Replaces a file, or makes it.
+pub fn replace(
+    path: &FilePath,
+    mode: Option<u32>,
+    wanted: Option<&str>,
+    sent: &mut impl Read,
+) -> Result<FileAnswer, Error> {
+    let place = Place::find_or_make(path)?;
+    let before = place.replaceable()?;
+    let fresh = Fresh::new(&place, mode.or(before).unwrap_or(MODE))?;
+    let mut hasher = Sha256::new();
+    take(sent, &fresh.file, &place.path, |bytes| hasher.update(bytes))?;
+    let sha256 = hex(hasher);
+    verify(&place, wanted, &sha256)?;
+    let stat = fresh.put()?;
+    Ok(FileAnswer::Whole { info: describe(&place.path, &stat), sha256 })
+}
+
+/// Writes a file in place, from a byte on that it has.
+pub fn write_on(
+    path: &FilePath,
+    offset: u64,
+    wanted: Option<&str>,
+    sent: &mut impl Read,
+) -> Result<FileAnswer, Error> {
+    let place = Place::find_or_make(path)?;
+    let fault = |act: &'static str| move |errno| (act, errno);
+    let tell = |(act, errno): (&str, Errno)| failed(act, &place.path, errno);
+    if offset == 0 && place.replaceable()?.is_none() {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::openat(&place.parent, place.name.as_slice(), flags, Mode::from_raw_mode(MODE)) {
+            Ok(_) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(failed("make", &place.path, errno)),
+        }
+    }
+    let (file, stat) = place.open(OFlags::RDWR)?;
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    if size < offset {
+        return Err(conflict(
+            format!("{} has {size} bytes, fewer than the offset {offset}", show(&place.path)),
+            "Look at its size and go on from there.",
+        ));
+    }
+    rustix::fs::ftruncate(&file, offset).map_err(fault("shorten")).map_err(tell)?;
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(offset)).map_err(fault("write to")).map_err(tell)?;
+    let mut hasher = Sha256::new();
+    take(sent, &file, &place.path, |bytes| {
+        if offset == 0 {
+            hasher.update(bytes);
+        }
+    })?;
+    let stat = rustix::fs::fstat(&file).map_err(fault("look at")).map_err(tell)?;
+    let sha256 = if offset == 0 { hex(hasher) } else { digest(&file, &place.path)? };
+    verify(&place, wanted, &sha256)?;
+    Ok(FileAnswer::Whole { info: describe(&place.path, &stat), sha256 })
+}
+
+/// Hashes a whole file.
+pub fn hash(path: &FilePath) -> Result<FileAnswer, Error> {
+    let place = Place::find(path)?;
+    let (file, stat) = place.open(OFlags::RDONLY)?;
+    if u64::try_from(stat.st_size).unwrap_or(0) > READ_BYTES_MAX {
+        return Err(api::limits::exceeded(
+            "the size of the file",
+            stat.st_size.unsigned_abs(),
+            READ_BYTES_MAX,
+        ));
+    }
+    let sha256 = digest(&file, &place.path)?;
+    Ok(FileAnswer::Whole { info: place.describe(&stat), sha256 })
+}
+
+/// Replaces a text that the file has once, or wherever it has it.
+pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, Error> {
+    let place = Place::find(path)?;
+    let (file, stat) = place.open(OFlags::RDONLY)?;
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    if size > EDIT_BYTES_MAX {
+        return Err(api::limits::exceeded("the size of a file that is edited", size, EDIT_BYTES_MAX));
+    }
+    let mut before = Vec::new();
+    let mut reading = std::fs::File::from(file).take(EDIT_BYTES_MAX);
+    reading.read_to_end(&mut before).map_err(|error| failed_io("read", &place.path, &error))?;
+    let (after, count) = substitute(&before, old, new);
+    match count {
+        0 => {
+            return Err(conflict(
+                format!("{} does not have the text", show(&place.path)),
+                "Read the file and give the text exactly as it stands there, spaces and line ends included.",
+            ));
+        }
+        2.. if !all => {
+            return Err(conflict(
+                format!("{} has the text {count} times", show(&place.path)),
+                "Give more of the text around it, so that it stands there once, or ask for all.",
+            ));
+        }
+        _ => {}
+    }
+    let fresh = Fresh::new(&place, stat.st_mode & 0o777)?;
+    take(&mut after.as_slice(), &fresh.file, &place.path, |_| {})?;
+    // Whoever wrote to it since it was read would lose what they wrote.
+    if place.stat().map_or(true, |now| version(&now) != version(&stat)) {
+        return Err(conflict(
+            format!("{} was written to meanwhile", show(&place.path)),
+            "Read the file again and repeat the edit.",
+        ));
+    }
+    fresh.put()?;
+    Ok(count)
+}
+
+impl<'a> Fresh<'a> {
+    /// An empty file beside the one of that place.
+    pub fn new(place: &'a Place, mode: u32) -> Result<Self, Error> {
+        let name = place.beside()?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&place.parent, name.as_slice(), flags, Mode::from_raw_mode(0o600))
+            .map_err(|errno| failed("write beside", &place.path, errno))?;
+        let fresh = Self { place, name, file, placed: false };
+        rustix::fs::fchmod(&fresh.file, Mode::from_raw_mode(mode))
+            .map_err(|errno| failed("set the permissions of", &place.path, errno))?;
+        Ok(fresh)
+    }
+
+    /// Takes the name of its place. What is no regular file there is left alone.
+    pub fn put(mut self) -> Result<Stat, Error> {
+        self.place.replaceable()?;
+        rustix::fs::renameat(
+            &self.place.parent,
+            self.name.as_slice(),
+            &self.place.parent,
+            self.place.name.as_slice(),
+        )
+        .map_err(|errno| failed("replace", &self.place.path, errno))?;
+        self.placed = true;
+        rustix::fs::fstat(&self.file).map_err(|errno| failed("look at", &self.place.path, errno))
+    }
+}
+
+impl Drop for Fresh<'_> {
+    fn drop(&mut self) {
+        if !self.placed {
+            let _ = rustix::fs::unlinkat(&self.place.parent, self.name.as_slice(), AtFlags::empty());
+        }
+    }
+}
+
+/// Writes everything that was sent to a file.
+pub fn take(
+    sent: &mut impl Read,
+    file: &OwnedFd,
+    path: &[u8],
+    mut seen: impl FnMut(&[u8]),
+) -> Result<u64, Error> {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut count = 0;
+    loop {
+        let read = sent.read(&mut buffer).map_err(|error| {
+            Error::invalid(
+                format!("the bytes for {} broke off after {count}: {error}", show(path)),
+                "Send them again, or go on with `offset` where the file was written on.",
+            )
+        })?;
+        let bytes = buffer.get(..read).unwrap_or_default();
+        if bytes.is_empty() {
+            return Ok(count);
+        }
+        seen(bytes);
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let written = rustix::io::write(file, rest).map_err(|errno| failed("write to", path, errno))?;
+            rest = rest.get(written..).unwrap_or_default();
+        }
+        count += bytes.len() as u64;
+    }
+}
+
+fn verify(place: &Place, wanted: Option<&str>, sha256: &str) -> Result<(), Error> {
+    match wanted {
+        Some(wanted) if !wanted.eq_ignore_ascii_case(sha256) => Err(conflict(
+            format!("the bytes for {} have the SHA-256 {sha256}, not {wanted}", show(&place.path)),
+            "They were changed on their way, or the digest is of something else: send them again.",
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn digest(file: &OwnedFd, path: &[u8]) -> Result<String, Error> {
+    let (mut hasher, mut at, mut buffer) = (Sha256::new(), 0, vec![0; CHUNK_BYTES]);
+    loop {
+        let count =
+            rustix::io::pread(file, &mut buffer[..], at).map_err(|errno| failed("read", path, errno))?;
+        if count == 0 || at > READ_BYTES_MAX {
+            return Ok(hex(hasher));
+        }
+        hasher.update(buffer.get(..count).unwrap_or_default());
+        at += count as u64;
+    }
+}
+
+fn hex(hasher: Sha256) -> String {
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What stands there with every `old` replaced, from left to right, and how many there were.
+fn substitute(before: &[u8], old: &[u8], new: &[u8]) -> (Vec<u8>, u64) {
+    let (mut after, mut rest, mut count) = (Vec::with_capacity(before.len()), before, 0);
+    while let Some((first, tail)) = rest.split_first() {
+        if rest.starts_with(old) && !old.is_empty() {
+            after.extend_from_slice(new);
+            rest = rest.get(old.len()..).unwrap_or_default();
+            count += 1;
+        } else {
+            after.push(*first);
+            rest = tail;
+        }
+    }
+    (after, count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_replaced_from_left_to_right_and_counted() {
+        for (before, old, new, after, count) in [
+            ("abcabc", "b", "x", "axcaxc", 2),
+            ("aaaa", "aa", "b", "bb", 2),
+            ("aaa", "aa", "b", "ba", 1),
+            ("abc", "d", "x", "abc", 0),
+            ("abc", "abc", "", "", 1),
+            ("", "a", "b", "", 0),
+        ] {
+            let (got, seen) = substitute(before.as_bytes(), old.as_bytes(), new.as_bytes());
+            assert_eq!((String::from_utf8(got).unwrap().as_str(), seen), (after, count), "{before} {old}");
+        }
+        assert_eq!(substitute(b"\xff\xfea", b"a", b"\xff").0, b"\xff\xfe\xff", "any bytes are content");
+    }
+}

@@ -1,0 +1,95 @@
+//! How file requests say no: the act, the path, whose doing it was, what to do.
+
+use std::fmt::Write as _;
+use std::io;
+
+use api::{Error, ErrorCode, Layer, Ran, Retry};
+use rustix::io::Errno;
+
+/// What is shown of a path.
+const SHOWN_BYTES: usize = 512;
+
+/// A system call that failed on a path.
+pub fn failed(act: &str, path: &[u8], errno: Errno) -> Error {
+    let (code, layer, retry, fix) = match errno {
+        Errno::NOENT => (
+            ErrorCode::NotFound,
+            Layer::UserCode,
+            Retry::Useless,
+            "List the directory above it: the name may be spelled otherwise, or not be there yet.",
+        ),
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => (
+            ErrorCode::Forbidden,
+            Layer::Sandbox,
+            Retry::Useless,
+            "The sandbox's user may not do this there; use /workspace, /home/sandbox or /tmp, or change its permissions.",
+        ),
+        Errno::NOSPC | Errno::DQUOT => (
+            ErrorCode::LimitExceeded,
+            Layer::Policy,
+            Retry::Useless,
+            "The sandbox's disk is full: remove files, or create a sandbox with a larger `disk_bytes` or `disk_inodes`.",
+        ),
+        Errno::FBIG => (ErrorCode::LimitExceeded, Layer::Policy, Retry::Useless, "Write a smaller file."),
+        Errno::EXIST
+        | Errno::NOTEMPTY
+        | Errno::NOTDIR
+        | Errno::ISDIR
+        | Errno::BUSY
+        | Errno::TXTBSY
+        | Errno::XDEV => (
+            ErrorCode::Conflict,
+            Layer::UserCode,
+            Retry::Useless,
+            "Look at what is there (`stat`, `list`), then remove it, or choose another path.",
+        ),
+        Errno::NAMETOOLONG | Errno::LOOP | Errno::INVAL | Errno::ILSEQ => (
+            ErrorCode::InvalidRequest,
+            Layer::UserCode,
+            Retry::Useless,
+            "Use a path whose names have at most 255 bytes each, and no symlinks in a circle.",
+        ),
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN => (
+            ErrorCode::Capacity,
+            Layer::Sandbox,
+            Retry::Safe,
+            "Ask again when less is going on in the sandbox.",
+        ),
+        _ => (
+            ErrorCode::Platform,
+            Layer::Sandbox,
+            Retry::Unknown,
+            "Ask again; if it lasts, look at the path with a command in the sandbox.",
+        ),
+    };
+    let reason = io::Error::from(errno);
+    let message = format!("cannot {act} {}: {reason}", show(path));
+    Error { code, message, layer, ran: Ran::No, retry, fix: fix.into() }
+}
+
+/// As [`failed`], for what the standard library says.
+pub fn failed_io(act: &str, path: &[u8], error: &io::Error) -> Error {
+    failed(act, path, error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
+}
+
+/// The thing is not in a state in which this can be done.
+pub fn conflict(message: String, fix: &str) -> Error {
+    Error {
+        code: ErrorCode::Conflict,
+        message,
+        layer: Layer::UserCode,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: fix.into(),
+    }
+}
+
+/// A path as people can read it: nothing in it reaches a terminal as it is.
+pub fn show(path: &[u8]) -> String {
+    let shown = String::from_utf8_lossy(path.get(..SHOWN_BYTES).unwrap_or(path));
+    let mut text = format!("{shown:?}");
+    if path.len() > SHOWN_BYTES {
+        let _ = write!(text, " ({} bytes)", path.len());
+    }
+    text
+}

@@ -1,0 +1,209 @@
+//! Listings, page by page, in the order of their names: directories before what is in them.
+//!
+//! A directory can have a million entries, so it is never held whole: of the names that come after the page before, the
+//! first few are kept while it is read.
+
+use std::collections::BinaryHeap;
+use std::os::fd::OwnedFd;
+
+use api::Error;
+use api::files::{FileAnswer, FileInfo, FileKind, FilePath};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags};
+
+use super::failure::{conflict, failed, show};
+use super::place::{DIRECTORY, Place, describe, join, kind, target, unseen};
+
+/// A page ends when its paths have so many bytes, however few they are: it must fit a body, escaped.
+const PAGE_BYTES_MAX: usize = 1 << 20;
+
+/// A page that is being filled.
+struct Page {
+    items: Vec<FileInfo>,
+    limit: usize,
+    bytes: usize,
+    more: bool,
+}
+
+/// One page of a listing.
+pub fn page(path: &FilePath, depth: u32, after: Option<FilePath>, limit: u32) -> Result<FileAnswer, Error> {
+    let place = Place::find(path)?;
+    let directory = open(&place)?;
+    let after = match after {
+        None => Vec::new(),
+        Some(after) => below(&place.path, after.as_bytes())?,
+    };
+    let limit = usize::try_from(limit).unwrap_or(1);
+    let mut page = Page { items: Vec::new(), limit, bytes: 0, more: false };
+    page.fill(&directory, &place.path, depth, &after).map_err(|errno| failed("list", &place.path, errno))?;
+    Ok(FileAnswer::Page { items: page.items, more: page.more })
+}
+
+fn open(place: &Place) -> Result<OwnedFd, Error> {
+    // The one that was named may be a symlink's target: `ls DIRECTORY/` follows, and so do we, for the path that was given.
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::openat(&place.parent, place.name.as_slice(), flags, Mode::empty()).map_err(
+        |errno| match errno {
+            rustix::io::Errno::NOTDIR => conflict(
+                format!("{} is no directory", show(&place.path)),
+                "Ask what it is (`stat`), or list the directory it is in.",
+            ),
+            errno => failed("list", &place.path, errno),
+        },
+    )
+}
+
+/// The names that lead from a directory to a path below it.
+fn below(directory: &[u8], path: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    let directory = directory.strip_suffix(b"/").unwrap_or(directory);
+    let rest = path.strip_prefix(directory).and_then(|rest| rest.strip_prefix(b"/"));
+    match rest {
+        Some(rest) => Ok(rest.split(|byte| *byte == b'/').map(<[u8]>::to_vec).collect()),
+        None => Err(Error::invalid("the cursor is of another listing", "Use `next` of the page before.")),
+    }
+}
+
+impl Page {
+    fn is_full(&self) -> bool {
+        self.items.len() >= self.limit || self.bytes >= PAGE_BYTES_MAX
+    }
+
+    /// Adds what is in a directory after the names in `after`, and what is below it.
+    fn fill(
+        &mut self,
+        directory: &OwnedFd,
+        path: &[u8],
+        depth: u32,
+        after: &[Vec<u8>],
+    ) -> Result<(), rustix::io::Errno> {
+        let mut last = Vec::new();
+        if let Some((first, rest)) = after.split_first() {
+            // The page before ended here or below here.
+            self.descend(directory, &join(path, first), depth, rest);
+            last.clone_from(first);
+        }
+        loop {
+            if self.more {
+                return Ok(());
+            }
+            let names = next(directory, &last, self.limit)?;
+            let Some(end) = names.last() else { return Ok(()) };
+            last.clone_from(end);
+            for name in &names {
+                if self.is_full() {
+                    self.more = true;
+                    return Ok(());
+                }
+                if self.add(directory, path, name) {
+                    self.descend(directory, &join(path, name), depth, &[]);
+                }
+                if self.more {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Adds one entry; says whether it is a directory.
+    fn add(&mut self, directory: &OwnedFd, path: &[u8], name: &[u8]) -> bool {
+        let path = join(path, name);
+        self.bytes += path.len();
+        let info = match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => {
+                let mut info = describe(&path, &stat);
+                if kind(&stat) == FileKind::Symlink {
+                    info.target = target(directory, name);
+                }
+                info
+            }
+            // It went between being listed and being looked at, or may not be looked at: the others are still listed.
+            Err(errno) => unseen(&path, failed("look at", &path, errno)),
+        };
+        let goes_down = info.kind == FileKind::Directory;
+        self.items.push(info);
+        goes_down
+    }
+
+    /// Goes into a directory that was listed. One that cannot be opened says so itself.
+    fn descend(&mut self, parent: &OwnedFd, path: &[u8], depth: u32, after: &[Vec<u8>]) {
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        if depth <= 1 {
+            return;
+        }
+        let flags = DIRECTORY.difference(OFlags::PATH) | OFlags::RDONLY | OFlags::NONBLOCK;
+        let opened = rustix::fs::openat(parent, name, flags, Mode::empty());
+        let listed = opened.and_then(|inside| self.fill(&inside, path, depth - 1, after));
+        if let (Err(errno), Some(last)) = (listed, self.items.last_mut())
+            && last.error.is_none()
+            && after.is_empty()
+        {
+            last.error = Some(failed("list", path, errno));
+        }
+    }
+}
+
+/// The first `most` names of a directory that come after `last`, in order.
+fn next(directory: &OwnedFd, last: &[u8], most: usize) -> Result<Vec<Vec<u8>>, rustix::io::Errno> {
+    let mut first: BinaryHeap<Vec<u8>> = BinaryHeap::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name == b"." || name == b".." || name <= last {
+            continue;
+        }
+        if first.len() == most {
+            match first.peek() {
+                Some(largest) if name < largest.as_slice() => drop(first.pop()),
+                Some(_) | None => continue,
+            }
+        }
+        first.push(name.to_vec());
+    }
+    Ok(first.into_sorted_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything below a directory, page by page.
+    fn all(root: &std::path::Path, depth: u32, limit: u32) -> Vec<String> {
+        let path = FilePath::new(root.to_str().unwrap()).unwrap();
+        let (mut seen, mut after) = (Vec::new(), None);
+        loop {
+            let FileAnswer::Page { items, more } = page(&path, depth, after.take(), limit).unwrap() else {
+                panic!("no page");
+            };
+            assert!(items.len() <= limit as usize && (!more || !items.is_empty()));
+            after = items.last().map(|info| info.exact().unwrap());
+            let prefix = root.to_str().unwrap().len() + 1;
+            seen.extend(items.iter().map(|info| info.path[prefix..].to_owned()));
+            if !more {
+                return seen;
+            }
+        }
+    }
+
+    #[test]
+    fn pages_of_every_size_give_the_same_listing_in_order() {
+        let root = tempfile::tempdir().unwrap();
+        for path in ["a/b/c", "a/b/d", "a.b", "b", "a/e", "z/y/x/w"] {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "x").unwrap();
+        }
+        std::os::unix::fs::symlink("/", root.path().join("link")).unwrap();
+        let whole = ["a", "a/b", "a/b/c", "a/b/d", "a/e", "a.b", "b", "link", "z", "z/y", "z/y/x", "z/y/x/w"];
+        for limit in 1..14 {
+            assert_eq!(all(root.path(), 9, limit), whole, "pages of {limit}: no symlink is followed");
+        }
+        assert_eq!(all(root.path(), 1, 2), ["a", "a.b", "b", "link", "z"]);
+        assert_eq!(all(root.path(), 2, 3), ["a", "a/b", "a/e", "a.b", "b", "link", "z", "z/y"]);
+    }
+
+    #[test]
+    fn a_cursor_of_another_listing_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let path = FilePath::new(root.path().to_str().unwrap()).unwrap();
+        assert!(page(&path, 1, Some(FilePath::new("/elsewhere/x").unwrap()), 1).is_err());
+    }
+}

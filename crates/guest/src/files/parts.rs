@@ -1,0 +1,176 @@
+//! The parts of `api::files`, read from standard input and written to standard output. Blocking: this process does nothing else.
+
+use std::io::{self, Read, Write};
+
+use api::Error;
+use api::files::{FileAnswer, FileAsk, FileEnd, PART_HEADER_BYTES, Part, PartKind};
+use api::limits::BODY_BYTES_MAX;
+use rustix::stdio::{stdin, stdout};
+use serde::Serialize;
+
+/// The payload of one part: what one frame of the connection carries, less the header.
+const CHUNK_BYTES: usize = 256 * 1024 - PART_HEADER_BYTES;
+
+/// What comes after the head of a request: bytes, then the word that this was all.
+#[derive(Default)]
+pub struct Sent {
+    left: usize,
+    ended: bool,
+}
+
+/// Where the data of an answer goes. What is written is held until a part is full.
+pub struct Outlet {
+    /// A header's room, then the payload.
+    buffer: Vec<u8>,
+}
+
+/// Takes the request.
+pub fn ask() -> Result<FileAsk, Error> {
+    let broke_off =
+        |error: io::Error| Error::invalid(format!("the request broke off: {error}"), "Send it again.");
+    let part = header().map_err(broke_off)?;
+    if part.kind != PartKind::Head || part.length as usize > BODY_BYTES_MAX {
+        return Err(broke_off(io::ErrorKind::InvalidData.into()));
+    }
+    let mut bytes = vec![0; part.length as usize];
+    exactly(&mut bytes).map_err(broke_off)?;
+    let ask: FileAsk = serde_json::from_slice(&bytes)
+        .map_err(|error| Error::invalid(format!("the request is not one: {error}"), "Mend it."))?;
+    ask.check()?;
+    Ok(ask)
+}
+
+/// Says the head of the answer.
+pub fn head(answer: &FileAnswer) -> io::Result<()> {
+    json(PartKind::Head, answer)
+}
+
+/// Says the end of an answer that had data.
+pub fn end(end: &FileEnd) -> io::Result<()> {
+    json(PartKind::End, end)
+}
+
+/// Sends one part of data.
+pub fn data(bytes: &[u8]) -> io::Result<()> {
+    let mut outlet = Outlet::default();
+    outlet.write_all(bytes)?;
+    outlet.flush()
+}
+
+impl Read for Sent {
+    /// Reads data; the end of file is the word that this was all. Without that word it is an error.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.left == 0 && !self.ended {
+            let part = header()?;
+            match part.kind {
+                PartKind::Data => self.left = part.length as usize,
+                PartKind::End => self.ended = true,
+                PartKind::Head => return Err(io::ErrorKind::InvalidData.into()),
+            }
+        }
+        let most = self.left.min(buffer.len());
+        if most == 0 {
+            return Ok(0);
+        }
+        let count = again(|| rustix::io::read(stdin(), buffer.get_mut(..most).unwrap_or_default()))?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.left -= count;
+        Ok(count)
+    }
+}
+
+impl Default for Outlet {
+    fn default() -> Self {
+        let mut buffer = Vec::with_capacity(PART_HEADER_BYTES + CHUNK_BYTES);
+        buffer.resize(PART_HEADER_BYTES, 0);
+        Self { buffer }
+    }
+}
+
+impl Outlet {
+    /// Fills one part by a read that may be short, without copying, and sends it. Zero at the end.
+    pub fn fill(
+        &mut self,
+        most: u64,
+        read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<&[u8]> {
+        let most = usize::try_from(most).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
+        self.buffer.resize(PART_HEADER_BYTES + most, 0);
+        let count = read(self.buffer.get_mut(PART_HEADER_BYTES..).unwrap_or_default())?;
+        self.buffer.truncate(PART_HEADER_BYTES + count);
+        self.send()?;
+        Ok(self.buffer.get(PART_HEADER_BYTES..).unwrap_or_default())
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        let length = self.buffer.len() - PART_HEADER_BYTES;
+        if length == 0 {
+            return Ok(());
+        }
+        let part = Part { kind: PartKind::Data, length: u32::try_from(length).unwrap_or(u32::MAX) };
+        if let Some(header) = self.buffer.first_chunk_mut() {
+            *header = part.encode();
+        }
+        all(&self.buffer)
+    }
+}
+
+impl Write for Outlet {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.buffer.len() >= PART_HEADER_BYTES + CHUNK_BYTES {
+            self.flush()?;
+        }
+        let room = PART_HEADER_BYTES + CHUNK_BYTES - self.buffer.len();
+        let taken = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+        self.buffer.extend_from_slice(taken);
+        Ok(taken.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.send()?;
+        self.buffer.truncate(PART_HEADER_BYTES);
+        Ok(())
+    }
+}
+
+fn json(kind: PartKind, value: &impl Serialize) -> io::Result<()> {
+    let json = serde_json::to_vec(value).map_err(io::Error::other)?;
+    let length = u32::try_from(json.len()).map_err(io::Error::other)?;
+    all(&[&Part { kind, length }.encode()[..], &json].concat())
+}
+
+fn header() -> io::Result<Part> {
+    let mut bytes = [0; PART_HEADER_BYTES];
+    exactly(&mut bytes)?;
+    Part::decode(bytes).map_err(io::Error::other)
+}
+
+fn exactly(mut buffer: &mut [u8]) -> io::Result<()> {
+    while !buffer.is_empty() {
+        let count = again(|| rustix::io::read(stdin(), &mut *buffer))?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        buffer = buffer.get_mut(count..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+fn all(mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let count = again(|| rustix::io::write(stdout(), bytes))?;
+        bytes = bytes.get(count..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+fn again(mut act: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match act() {
+            Err(rustix::io::Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}

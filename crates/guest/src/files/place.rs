@@ -1,0 +1,234 @@
+//! A path as a directory and a name in it, and what is there.
+//!
+//! Symlinks on the way to a name are followed, as they are for any program of the sandbox; the name itself never is. What walks
+//! below a directory goes from descriptor to descriptor and follows nothing.
+
+use std::os::fd::OwnedFd;
+
+use api::Error;
+use api::files::{self, FileInfo, FileKind, FilePath, not_regular};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::failure::{failed, show};
+
+/// Where relative paths begin; this process is there.
+const WORKSPACE: &[u8] = b"/workspace";
+
+/// What opens a directory to walk on from it.
+pub const DIRECTORY: OFlags =
+    OFlags::DIRECTORY.union(OFlags::PATH).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// A name in a directory.
+pub struct Place {
+    /// The directory.
+    pub parent: OwnedFd,
+    /// The name; `.` for a directory that has none here, as `/`.
+    pub name: Vec<u8>,
+    /// The whole path, from the root on.
+    pub path: Vec<u8>,
+}
+
+impl Place {
+    /// Finds the directory that a path's last name is in.
+    pub fn find(path: &FilePath) -> Result<Self, Error> {
+        let (whole, above, name) = split(path);
+        let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
+        let parent = rustix::fs::openat(CWD, above.as_slice(), flags, Mode::empty())
+            .map_err(|errno| failed("open the directory of", &whole, errno))?;
+        Ok(Self { parent, name, path: whole })
+    }
+
+    /// As [`Place::find`], after making the directories above.
+    pub fn find_or_make(path: &FilePath) -> Result<Self, Error> {
+        match Self::find(path) {
+            Err(error) if error.code == api::ErrorCode::NotFound => {
+                let (_, above, _) = split(path);
+                super::tree::make(&above)?;
+                Self::find(path)
+            }
+            found => found,
+        }
+    }
+
+    /// What is there; a symlink is not followed.
+    pub fn stat(&self) -> Result<Stat, Errno> {
+        rustix::fs::statat(&self.parent, self.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// As [`Place::stat`], told in full.
+    pub fn info(&self) -> Result<FileInfo, Error> {
+        let stat = self.stat().map_err(|errno| failed("look at", &self.path, errno))?;
+        Ok(self.describe(&stat))
+    }
+
+    /// Tells what was seen.
+    pub fn describe(&self, stat: &Stat) -> FileInfo {
+        let mut info = describe(&self.path, stat);
+        if info.kind == FileKind::Symlink {
+            info.target = target(&self.parent, &self.name);
+        }
+        info
+    }
+
+    /// Opens a regular file. Nothing else is opened, and nothing blocks.
+    pub fn open(&self, flags: OFlags) -> Result<(OwnedFd, Stat), Error> {
+        let refuse = |stat: &Stat| not_regular(&String::from_utf8_lossy(&self.path), kind(stat));
+        let fault = |errno| failed("open", &self.path, errno);
+        let before = self.stat().map_err(fault)?;
+        if kind(&before) != FileKind::File {
+            return Err(refuse(&before));
+        }
+        let safe = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.parent, self.name.as_slice(), flags | safe, Mode::empty())
+            .map_err(fault)?;
+        // Somebody may have put something else there in between.
+        let stat = rustix::fs::fstat(&file).map_err(fault)?;
+        if kind(&stat) != FileKind::File {
+            return Err(refuse(&stat));
+        }
+        Ok((file, stat))
+    }
+
+    /// Refuses what is there if it is no regular file; gives its permissions if it is one.
+    pub fn replaceable(&self) -> Result<Option<u32>, Error> {
+        if self.name == b"." {
+            return Err(not_regular(&String::from_utf8_lossy(&self.path), FileKind::Directory));
+        }
+        match self.stat() {
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(failed("look at", &self.path, errno)),
+            Ok(stat) if kind(&stat) == FileKind::File => Ok(Some(stat.st_mode & 0o777)),
+            Ok(stat) => Err(not_regular(&String::from_utf8_lossy(&self.path), kind(&stat))),
+        }
+    }
+
+    /// A name beside it that nothing has.
+    pub fn beside(&self) -> Result<Vec<u8>, Error> {
+        let mut bytes = [0; 8];
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+            .map_err(|errno| failed("make a name beside", &self.path, errno))?;
+        Ok(format!(".belljar-{:016x}", u64::from_ne_bytes(bytes)).into_bytes())
+    }
+}
+
+/// What can be said of a thing without its symlink's target.
+pub fn describe(path: &[u8], stat: &Stat) -> FileInfo {
+    let (text, exact) = files::shown(path);
+    let kind = kind(stat);
+    FileInfo {
+        path: text,
+        path_encoded: exact,
+        kind,
+        size_bytes: if kind == FileKind::File { u64::try_from(stat.st_size).unwrap_or(0) } else { 0 },
+        mode: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        modified_at_ms: stat
+            .st_mtime
+            .saturating_mul(1000)
+            .saturating_add_unsigned(stat.st_mtime_nsec / 1_000_000),
+        version: version(stat),
+        target: None,
+        error: None,
+    }
+}
+
+/// An entry of which nothing can be said but its name.
+pub fn unseen(path: &[u8], error: Error) -> FileInfo {
+    let (text, exact) = files::shown(path);
+    FileInfo {
+        path: text,
+        path_encoded: exact,
+        kind: FileKind::Unknown,
+        size_bytes: 0,
+        mode: 0,
+        uid: 0,
+        gid: 0,
+        modified_at_ms: 0,
+        version: String::new(),
+        target: None,
+        error: Some(error),
+    }
+}
+
+/// Another text whenever the file is another or was written to. The time of the last change cannot be set by anybody.
+pub fn version(stat: &Stat) -> String {
+    format!("{:x}-{:x}-{:x}.{:x}", stat.st_ino, stat.st_size, stat.st_ctime, stat.st_ctime_nsec)
+}
+
+/// What a thing is.
+pub fn kind(stat: &Stat) -> FileKind {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => FileKind::File,
+        FileType::Directory => FileKind::Directory,
+        FileType::Symlink => FileKind::Symlink,
+        FileType::Fifo => FileKind::Fifo,
+        FileType::Socket => FileKind::Socket,
+        FileType::CharacterDevice | FileType::BlockDevice => FileKind::Device,
+        FileType::Unknown => FileKind::Unknown,
+    }
+}
+
+/// Where a symlink leads, as text.
+pub fn target(parent: &OwnedFd, name: &[u8]) -> Option<String> {
+    let target = rustix::fs::readlinkat(parent, name, Vec::new()).ok()?;
+    Some(String::from_utf8_lossy(target.as_bytes()).into_owned())
+}
+
+/// A name below a path.
+pub fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+    let path = path.strip_suffix(b"/").unwrap_or(path);
+    [path, b"/", name].concat()
+}
+
+/// The whole path, the directory of its last name as this process can open it, and that name.
+fn split(path: &FilePath) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
+    let absolute = path.as_bytes().starts_with(b"/");
+    let parts: Vec<&[u8]> = path
+        .as_bytes()
+        .split(|byte| *byte == b'/')
+        .filter(|part| !part.is_empty() && *part != b".")
+        .collect();
+    let root: &[u8] = if absolute { b"" } else { WORKSPACE };
+    let whole = parts.iter().fold(root.to_vec(), |path, part| [&path, &b"/"[..], part].concat());
+    let whole = if whole.is_empty() { b"/".to_vec() } else { whole };
+    let begin: &[u8] = if absolute { b"/" } else { b"." };
+    match parts.split_last() {
+        None => (whole, begin.to_vec(), b".".to_vec()),
+        Some((name, above)) => {
+            let above = above.iter().fold(begin.to_vec(), |path, part| join(&path, part));
+            (whole, above, name.to_vec())
+        }
+    }
+}
+
+/// The refusal of a tree that is too deep to walk.
+pub fn too_deep(path: &[u8]) -> Error {
+    api::limits::exceeded(
+        &format!("the number of directories on the way to {}", show(path)),
+        u64::from(files::DEPTH_MAX) + 1,
+        files::DEPTH_MAX.into(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_a_directory_and_a_name() {
+        for (path, whole, above, name) in [
+            ("/", "/", "/", "."),
+            (".", "/workspace", ".", "."),
+            ("a", "/workspace/a", ".", "a"),
+            ("./a//b/", "/workspace/a/b", "./a", "b"),
+            ("/etc/passwd", "/etc/passwd", "/etc", "passwd"),
+            ("/etc", "/etc", "/", "etc"),
+        ] {
+            let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+            let (got, directory, last) = split(&FilePath::new(path).unwrap());
+            assert_eq!((text(got), text(directory), text(last)), (whole.into(), above.into(), name.into()));
+        }
+    }
+}
