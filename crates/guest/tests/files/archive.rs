@@ -11,10 +11,9 @@ use tar::{Builder, EntryType, Header};
 use super::*;
 
 fn unpack(place: &Path, bytes: &[u8], compression: Compression) -> Result<ArchiveReport, Error> {
-    match send(&FileAsk::Unpack { path: path(place), compression }, bytes)? {
-        FileAnswer::Unpacked { report } => Ok(report),
-        other => panic!("{other:?}"),
-    }
+    let answer = send(&FileAsk::Unpack { path: path(place), compression }, bytes)?;
+    let FileAnswer::Unpacked { report } = answer else { panic!("{answer:?}") };
+    Ok(report)
 }
 
 fn pack(place: &Path, compression: Compression) -> (Vec<u8>, ArchiveReport) {

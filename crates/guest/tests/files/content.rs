@@ -18,10 +18,8 @@ fn read(path: FilePath) -> FileAsk {
 }
 
 fn whole(answer: FileAnswer) -> (FileInfo, String) {
-    match answer {
-        FileAnswer::Whole { info, sha256 } => (info, sha256),
-        other => panic!("{other:?}"),
-    }
+    let FileAnswer::Whole { info, sha256 } = answer else { panic!("{answer:?}") };
+    (info, sha256)
 }
 
 #[test]

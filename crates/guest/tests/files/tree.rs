@@ -7,10 +7,9 @@ use std::path::PathBuf;
 use super::*;
 
 fn count(answer: Result<FileAnswer, Error>) -> u64 {
-    match answer.unwrap() {
-        FileAnswer::Done { count } => count,
-        other => panic!("{other:?}"),
-    }
+    let answer = answer.unwrap();
+    let FileAnswer::Done { count } = answer else { panic!("{answer:?}") };
+    count
 }
 
 fn remove(place: &Path, all: bool) -> Result<FileAnswer, Error> {
