@@ -7,6 +7,8 @@ release := env("CARGO_TARGET_DIR", justfile_directory() / "target") / "release"
 real := "BELLJAR_REAL=1 BELLJAR_BINARY=" + release / "belljar" + " " + as_root
 # Always the whole workspace: with another selection of packages their features differ, and everything is built again. The
 # tests of `cli` bring the executable with them.
+# Those that need no runtime are built quickly for a person, and together with the others for CI.
+profile := env("BELLJAR_PROFILE", "dev")
 tests := "cargo test --workspace --release --locked --no-fail-fast"
 
 [private]
@@ -24,11 +26,11 @@ check:
         lints 'cargo clippy --workspace --all-targets --locked -- -D warnings' \
         docs 'RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --no-deps --document-private-items --locked' \
         dependencies 'cargo deny --all-features check --hide-inclusion-graph bans licenses sources' \
-        house 'cargo test -p e2e --locked --test house -- --nocapture'
+        house 'cargo test --workspace --profile {{profile}} --locked --test house -- --nocapture'
 
 # Every test that needs neither root nor a runtime; those that do say so and pass
 test *args:
-    @scripts/steps test 'cargo test --workspace --locked {{args}}'
+    @scripts/steps test 'cargo test --workspace --profile {{profile}} --locked {{args}}'
 
 # The tests that start real sandboxes, one at a time: the laws of the runtimes, and targets named real_*
 real *args:
