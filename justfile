@@ -5,10 +5,10 @@ as_root := if `id -u` == "0" { "" } else { "CARGO_TARGET_" + uppercase(arch()) +
 sudo := if `id -u` == "0" { "" } else { "sudo -E " }
 release := env("CARGO_TARGET_DIR", justfile_directory() / "target") / "release"
 real := "BELLJAR_REAL=1 BELLJAR_BINARY=" + release / "belljar" + " " + as_root
-# Always the whole workspace: with another selection of packages their features differ, and everything is built again. The
-# tests of `cli` bring the executable with them.
 # Those that need no runtime are built quickly for a person, and together with the others for CI.
 profile := env("BELLJAR_PROFILE", "dev")
+# Always the whole workspace: with another selection of packages their features differ, and everything is built again. The
+# tests of `cli` bring the executable with them.
 tests := "cargo test --workspace --release --locked --no-fail-fast"
 
 [private]
