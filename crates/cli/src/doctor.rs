@@ -78,7 +78,7 @@ pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
         let report = serde_json::json!({
             "belljar": env!("CARGO_PKG_VERSION"), "works": works, "host": list(&host), "tiers": list(&tiers),
         });
-        show::line(&report.to_string());
+        show::value(&report);
     } else {
         show::line(&format!("belljar {} on {}\n", env!("CARGO_PKG_VERSION"), machine.data().display()));
         print("part", &host);

@@ -43,7 +43,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         Followed::CaughtUp | Followed::Left => None,
     };
     if arguments.json {
-        show::line(&output.report(sandbox, end.as_ref()).to_string());
+        show::value(&output.report(sandbox, end.as_ref()));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -66,7 +66,7 @@ fn list(execs: &[ExecInfo], json: bool) -> Result<(), Error> {
                 exec.processes.to_string(),
                 quantity::show_bytes(exec.stdout_bytes),
                 quantity::show_bytes(exec.stderr_bytes),
-                exec.argv.replace('\n', "\u{21b5}"),
+                exec.argv.clone(),
             ]
         })
         .collect();

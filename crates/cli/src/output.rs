@@ -48,7 +48,7 @@ impl Output {
     /// Says how it ended; the exit code is the command's own. `memory` is the limit, where it is known.
     pub fn finish(&self, sandbox: &SandboxId, end: &ExecEnd, memory: Option<u64>) -> ExitCode {
         if self.json {
-            show::line(&self.report(sandbox, Some(end)).to_string());
+            show::value(&self.report(sandbox, Some(end)));
         } else {
             explain(end, memory);
         }

@@ -1,4 +1,5 @@
-//! Tables and lines for people. What comes from a sandbox or a file name is escaped before a terminal sees it.
+//! Tables and lines for people, and JSON for programs. What comes from a sandbox, a server or a file name is escaped before a
+//! terminal sees it: it neither acts on the terminal nor begins a line of its own.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -10,8 +11,12 @@ pub fn note(text: &str) {
 
 /// Says why something failed and what to do, on standard error.
 pub fn error(error: &api::Error) {
-    let mut text = format!("belljar: {}\n", escape(&error.message));
-    let _ = writeln!(text, "  fix:   {}", escape(&error.fix));
+    let _ = std::io::stderr().lock().write_all(error_text(error).as_bytes());
+}
+
+fn error_text(error: &api::Error) -> String {
+    let mut text = format!("belljar: {}\n", lines(&error.message));
+    let _ = writeln!(text, "  fix:   {}", lines(&error.fix));
     let word = |value: serde_json::Result<String>| value.unwrap_or_default().trim_matches('"').to_owned();
     let _ = writeln!(
         text,
@@ -21,7 +26,7 @@ pub fn error(error: &api::Error) {
         word(serde_json::to_string(&error.ran)),
         word(serde_json::to_string(&error.retry)),
     );
-    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    text
 }
 
 /// Writes a line to standard output.
@@ -31,8 +36,14 @@ pub fn line(text: &str) {
 
 /// Writes a value as one line of JSON to standard output.
 pub fn json(value: &impl serde::Serialize) -> Result<(), api::Error> {
-    line(&serde_json::to_string(value).map_err(|error| crate::platform(error.to_string()))?);
+    let text = serde_json::to_string(value).map_err(|error| crate::platform(error.to_string()))?;
+    line(&in_numbers(&text));
     Ok(())
+}
+
+/// Likewise, of a value that is JSON already.
+pub fn value(value: &serde_json::Value) {
+    line(&in_numbers(&value.to_string()));
 }
 
 /// Writes a table to standard output.
@@ -63,18 +74,45 @@ pub fn table_text(head: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Makes control characters and text direction visible instead of effective.
+/// One line of text: control characters, ends of lines, text direction and what cannot be seen are made visible instead of
+/// effective.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
-        let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if (c.is_control() && c != '\n') || turns {
-            escaped.extend(c.escape_unicode());
-        } else {
-            escaped.push(c);
-        }
+        if acts(c) { escaped.extend(c.escape_default()) } else { escaped.push(c) }
     }
     escaped
+}
+
+/// Text of several lines: each after the first is marked, so that none can be taken for one of ours.
+fn lines(text: &str) -> String {
+    text.trim_end().lines().map(escape).collect::<Vec<_>>().join("\n  |      ")
+}
+
+/// JSON that says the same, with such characters as numbers. They stand in strings only, where that is another way to write them.
+fn in_numbers(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if acts(c) {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(text, "\\u{unit:04x}");
+            }
+        } else {
+            text.push(c);
+        }
+    }
+    text
+}
+
+/// Whether a terminal or a reader does something else with a character than show it.
+fn acts(c: char) -> bool {
+    let turns =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let parts = matches!(c, '\u{2028}' | '\u{2029}');
+    // Of no width: two names that look the same are not, and text for machines hides between words for people.
+    let hides =
+        matches!(c, '\u{ad}' | '\u{200b}' | '\u{2060}'..='\u{2064}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}');
+    c.is_control() || turns || parts || hides
 }
 
 #[cfg(test)]
@@ -86,6 +124,26 @@ mod tests {
     fn escape_sequences_are_shown_not_obeyed() {
         assert_eq!(escape("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
         assert_eq!(escape("x\u{202e}y"), "x\\u{202e}y");
-        assert_eq!(escape("plain é\n"), "plain é\n");
+        assert_eq!(escape("\u{9b}31m\u{61c}\u{e0041}"), "\\u{9b}31m\\u{61c}\\u{e0041}");
+        assert_eq!(escape("plain é ☕ שלום"), "plain é ☕ שלום");
+    }
+
+    /// O-08: nor begin a line of its own.
+    #[test]
+    fn a_cell_is_one_line_and_an_error_shows_which_lines_are_its_own() {
+        let table = table_text(&["name"], &[vec!["one\nforged\r\u{2028}".into()]]);
+        assert_eq!(table, "NAME\none\\nforged\\r\\u{2028}\n");
+        let error = api::Error::invalid("first\n  fix:   forged", "Do this.\n");
+        assert!(
+            error_text(&error).starts_with("belljar: first\n  |        fix:   forged\n  fix:   Do this.\n")
+        );
+    }
+
+    #[test]
+    fn json_stays_the_same_value() {
+        let value = serde_json::json!({ "a\u{9b}": "x\u{7f}\u{202e}\u{e0041}\"☕\n" });
+        let text = in_numbers(&value.to_string());
+        assert!(!text.chars().any(acts), "{text:?}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 }

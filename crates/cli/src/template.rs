@@ -114,7 +114,7 @@ async fn make(
 fn list(store: &Store, json: bool) -> Result<(), Error> {
     let templates = store.list().map_err(|error| error.to_api())?;
     if json {
-        show::line(&serde_json::to_string(&templates).map_err(|error| crate::platform(error.to_string()))?);
+        show::json(&templates)?;
     } else if templates.is_empty() {
         show::note("there are no templates; make one with: belljar template build base");
     } else {
