@@ -1,5 +1,6 @@
 //! The frames a reader of an exec gets: what is kept from its offsets on, gaps, heartbeats, and the end.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -13,8 +14,32 @@ use crate::spool::Read;
 
 /// A reader hears something at least this often, so that it can tell a silent exec from a dead guest.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// The payload of one frame: large enough to carry a flood, small enough to hold two for a slow reader.
+/// The payload of one frame: large enough to carry a flood.
 const CHUNK_BYTES: usize = 256 * 1024;
+/// The same where many read: each of them may have stopped, with four frames on their way to it, and the guest has 64 MiB.
+const CHUNK_BYTES_MIN: usize = 16 * 1024;
+/// What all readers share: four of them at full size, and each further one with less.
+const CHUNKS_BYTES: usize = 1 << 20;
+
+thread_local! {
+    static READERS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// One of the readers, for as long as it is there.
+struct Counted;
+
+impl Counted {
+    fn new() -> Self {
+        READERS.set(READERS.get() + 1);
+        Self
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        READERS.set(READERS.get().saturating_sub(1));
+    }
+}
 
 /// Where a reader is in each stream.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,6 +52,7 @@ pub struct Position {
 
 /// Sends frames until the exec is complete and everything was sent, or the reader is gone.
 pub async fn send(exec: Rc<Exec>, mut at: Position, mut sender: Sender<Bytes>) {
+    let _counted = Counted::new();
     let mut buffer = BytesMut::new();
     loop {
         let changed = exec.changed.notified();
@@ -68,10 +94,11 @@ pub async fn send(exec: Rc<Exec>, mut at: Position, mut sender: Sender<Bytes>) {
 
 fn next(exec: &Exec, stream: Stream, position: &mut u64, buffer: &mut BytesMut) -> Option<Bytes> {
     let offset = *position;
-    let (available, most) = exec.spool(stream, |spool| (spool.written().saturating_sub(offset), CHUNK_BYTES));
+    let available = exec.spool(stream, |spool| spool.written().saturating_sub(offset));
     if available == 0 {
         return None;
     }
+    let most = (CHUNKS_BYTES / READERS.get().max(1)).clamp(CHUNK_BYTES_MIN, CHUNK_BYTES);
     let room = usize::try_from(available).unwrap_or(most).min(most);
     buffer.resize(HEADER_BYTES + room, 0);
     let (head, payload) = buffer.split_at_mut(HEADER_BYTES);

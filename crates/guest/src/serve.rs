@@ -44,6 +44,11 @@ const STREAMS_MAX: u32 = 4096;
 const SEND_BUFFER_BYTES: usize = 512 * 1024;
 /// Larger frames than HTTP/2's default carry a layer with fewer wake-ups.
 const FRAME_BYTES: u32 = 256 * 1024;
+/// What one request may send ahead of whoever reads it.
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+/// No bound on top of that, the largest that HTTP/2 has: with one, input that a process does not read would use up what every other
+/// request needs. Bodies are counted by project.
+const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Frames waiting for a slow reader.
 const FRAMES_WAITING: usize = 2;
 
@@ -72,6 +77,8 @@ pub async fn serve(stream: UnixStream, table: Rc<Table>) {
         .max_concurrent_streams(STREAMS_MAX)
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_frame_size(FRAME_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .serve_connection(TokioIo::new(stream), service)
         .await;
 }

@@ -28,12 +28,14 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::error::Error;
 
-/// What one exec's unread output may hold in this process.
-const STREAM_WINDOW_BYTES: u32 = 1 << 20;
-/// What all unread output of one sandbox may hold in this process.
-const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
-/// Larger frames than HTTP/2's default carry a flood with fewer wake-ups.
-const FRAME_BYTES: u32 = 256 * 1024;
+/// What one reader's unread output may hold in this process: two of the guest's chunks. Readers are counted by project.
+const STREAM_WINDOW_BYTES: u32 = 512 * 1024;
+/// No bound on top of that, the largest that HTTP/2 has: with one, whoever opens a stream and does not read it would use up what
+/// every other answer of the guest needs (O-02).
+const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
+/// Larger frames than HTTP/2's default carry a flood with fewer wake-ups; smaller ones let an answer pass between those of many
+/// floods, each of which sends one in its turn.
+const FRAME_BYTES: u32 = 64 * 1024;
 /// A guest that is alive answers pings; one that was stopped or starved for this long is dialled anew.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(10);

@@ -210,6 +210,14 @@ fn input_that_nobody_reads_stays_with_whoever_sends_it() {
             }
         }
         assert!(taken <= 2 * MIB, "{taken} bytes were taken of what nobody reads");
+        // Nobody else in the sandbox waits for who does not read.
+        let few: Vec<TcpStream> = (0..20).map(|_| send(&deaf, taken)).collect();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let began = Instant::now();
+        let other = client.exec(&sandbox, &script("echo here")).await.unwrap().collect().await.unwrap();
+        assert_eq!(other.stdout, b"here\n");
+        assert!(began.elapsed() < Duration::from_secs(5), "others waited {:?}", began.elapsed());
+        drop(few);
         // And many at once.
         let waiting: Vec<TcpStream> = (0..AT_ONCE).map(|_| send(&deaf, taken)).collect();
         tokio::time::sleep(Duration::from_millis(500)).await;
