@@ -118,7 +118,7 @@ pub enum Error {
         most: u64,
     },
     /// There is no such project.
-    #[error("there is no project {0}")]
+    #[error("there is no project {0:?}")]
     NoProject(String),
     /// The cursor is not one that a page gave.
     #[error("the cursor is not one that a page gave")]

@@ -26,6 +26,7 @@ pub mod layer;
 pub mod random;
 pub mod service;
 pub mod traces;
+pub mod wild;
 pub mod wire;
 
 pub use lab::{Lab, on};

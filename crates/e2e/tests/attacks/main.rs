@@ -7,6 +7,7 @@
 //! | [`kernel`], [`devices`] | K: what the kernel offers and a sandbox does not |
 //! | [`supervision`], [`inheritance`] | A: the guest, its channel, and the ends of execs; what an exec gets from who starts it |
 //! | [`setup`] | R: how runtimes were broken before: root file systems that lie, planted links, sockets without a file |
+//! | [`output`] | O: what a process writes, without end, without lines, without meaning |
 //! | [`group`] | G: shedding the group by which an exec's processes are found |
 //! | [`field`] | what all of them stand on: payloads, and the host before and after |
 //! | [`room`] | where controls run: plain runc in namespaces of its own, with the defences off |
@@ -28,6 +29,7 @@ mod field;
 mod group;
 mod inheritance;
 mod kernel;
+mod output;
 mod room;
 mod setup;
 mod supervision;

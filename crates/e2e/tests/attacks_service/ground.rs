@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use api::exec::ExecSpec;
+use api::sandbox::Tier;
 use e2e::service::Service;
 use serde_json::{Value, json};
 
@@ -140,6 +142,38 @@ pub(crate) fn rss_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Processor time that a process has used.
+pub(crate) fn cpu_of(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // After the name in brackets: the state is field 3, user and system time are 14 and 15, in hundredths of a second.
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(10 * ticks)
+}
+
+/// Threads of a process.
+pub(crate) fn threads_of(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count()
+}
+
+/// The tiers of this machine that are wanted.
+pub(crate) fn tiers() -> Vec<Tier> {
+    let has = |name: &str| {
+        e2e::lab::wanted(name)
+            && node::Machine::flavors().into_iter().any(|flavor| flavor.name == name && flavor.find().is_ok())
+    };
+    let known = [("runc", Tier::Container), ("runsc", Tier::UserKernel)];
+    known.into_iter().filter(|(name, _)| has(name)).map(|(_, tier)| tier).collect()
+}
+
+/// An attack's payload, to be run inside a sandbox.
+pub(crate) fn inside(id: &str, arguments: &[&str]) -> ExecSpec {
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
+    let text = format!("{}\n{}", read(file("", "probe.py")), read(file(id, "attack.py")));
+    let words = [&["/usr/bin/python3", "-c", &text], arguments].concat();
+    e2e::lab::exec(&words)
 }
 
 /// Somebody else, who asks all the time while an attack goes on: the slowest answer, and how many there were.

@@ -8,6 +8,9 @@
 //! | [`keys`] | H-07, H-08, X-01: guessed keys, repeated requests, other people's ids |
 //! | [`description`] | H-09: everything the description of the API allows, and more |
 //! | [`execs`] | A-14, A-16: floods of execs, input that nobody reads |
+//! | [`output`] | O-01, O-02, O-04: output without end, without readers, a byte at a time |
+//! | [`framing`] | O-05, O-09: bytes that are no text, text that imitates what stands around it |
+//! | [`display`] | O-08: text that acts on whoever shows it |
 //! | [`clocks`] | A-18: clocks that jump |
 //! | [`races`] | L-01, L-02, X-08: killed servers, the same name at once, quotas |
 //! | [`store`] | L-04: a store that is locked, damaged, gone |
@@ -29,10 +32,13 @@ mod bodies;
 mod clocks;
 mod defaults;
 mod description;
+mod display;
 mod execs;
+mod framing;
 mod ground;
 mod keys;
 mod machine;
+mod output;
 mod races;
 mod store;
 mod wire;

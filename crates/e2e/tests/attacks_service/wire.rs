@@ -216,7 +216,7 @@ fn readers_that_never_read_cost_little_and_are_counted() {
 }
 
 /// A stream of which nothing is read.
-fn open(service: &Service, key: &str, path: &str) -> TcpStream {
+pub(crate) fn open(service: &Service, key: &str, path: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address(service)).unwrap();
     let bearer = format!("Bearer {key}");
     let request = head("GET", path, &[("authorization", &bearer)]) + "\r\n";
