@@ -6,6 +6,7 @@
 //! | [`sandbox`] | what a sandbox is asked to be, how it is doing, and why it ended |
 //! | [`exec`] | what an exec is asked to do, how it is doing, and how it ended |
 //! | [`output`] | an exec's output as lines of JSON, for the public API |
+//! | [`ports`] | ports inside a sandbox, reached from outside |
 //! | [`account`] | projects and keys |
 //! | [`server`] | what the server says of itself: pages, health, versions |
 //! | [`files`] | what can be asked of the files of a sandbox, and what is answered |
@@ -30,6 +31,7 @@ pub mod id;
 pub mod layer;
 pub mod limits;
 pub mod output;
+pub mod ports;
 pub mod posture;
 pub mod sandbox;
 pub mod server;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use api::Error;
 use control::listen::TlsFiles;
+use control::ports::name::Domain;
 use node::admission::Bounds;
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +25,8 @@ pub struct Configuration {
     pub tls_key: Option<PathBuf>,
     /// Whether plain HTTP may be spoken to other machines.
     pub plain_http_anywhere: bool,
+    /// The domain of ports.
+    pub domain: String,
     /// Sandboxes at once.
     pub sandboxes_max: u32,
     /// Memory that stays free.
@@ -47,7 +50,7 @@ pub enum Log {
 }
 
 /// Every value: its name, and what it means.
-pub const VALUES: [(&str, &str); 8] = [
+pub const VALUES: [(&str, &str); 9] = [
     ("listen", "The address and port to listen on. Port 0 is any free one."),
     (
         "tls_certificate",
@@ -57,6 +60,11 @@ pub const VALUES: [(&str, &str); 8] = [
     (
         "plain_http_anywhere",
         "Allows plain HTTP on an address that other machines can reach: keys and output can be read on the way.",
+    ),
+    (
+        "domain",
+        "The domain below which ports are reached, as `8000-SANDBOX.DOMAIN`: one of its own, which nothing else uses, with a \
+         certificate and a DNS record for all names below it. With `https://` in front if something else speaks TLS for it.",
     ),
     ("sandboxes_max", "The most sandboxes at once; more are refused with `capacity`."),
     ("memory_reserve_bytes", "Memory that stays free: below it, new sandboxes are refused with `capacity`."),
@@ -72,6 +80,7 @@ impl Default for Configuration {
             tls_certificate: None,
             tls_key: None,
             plain_http_anywhere: false,
+            domain: "sandbox.localhost".into(),
             sandboxes_max: bounds.sandboxes_max,
             memory_reserve_bytes: bounds.memory_reserve_bytes,
             disk_reserve_bytes: bounds.disk_reserve_bytes,
@@ -96,6 +105,7 @@ impl Configuration {
 
     /// Refuses what must not be served.
     pub fn check(&self) -> Result<(), Error> {
+        self.domain()?;
         let tls = self.tls()?;
         if tls.is_none() && !self.listen.ip().is_loopback() && !self.plain_http_anywhere {
             return Err(Error::invalid(
@@ -105,6 +115,11 @@ impl Configuration {
             ));
         }
         Ok(())
+    }
+
+    /// The names under which ports are reached.
+    pub fn domain(&self) -> Result<Domain, Error> {
+        self.domain.parse()
     }
 
     /// The certificate and the key, if there are both.

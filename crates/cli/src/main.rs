@@ -5,6 +5,7 @@
 //! | [`run`] | `belljar run`: one command in one sandbox, in this process or on a server |
 //! | [`create`], [`list`], [`stop`] | sandboxes of a server |
 //! | [`exec`], [`attach`], [`logs`] | commands in them |
+//! | [`forward`] | ports of a sandbox as ports of this machine |
 //! | [`events`], [`top`] | how they are doing, live |
 //! | [`key`], [`project`], [`drain`] | what an operator does |
 //! | [`serve`], [`configuration`] | `belljar serve`: this machine as a service |
@@ -33,6 +34,7 @@ mod events;
 mod exec;
 mod fleet;
 mod follow;
+mod forward;
 mod key;
 mod list;
 mod logs;
@@ -91,6 +93,8 @@ enum Command {
     Attach(attach::Arguments),
     /// Writes what a command has written so far, or lists the commands of a sandbox.
     Logs(logs::Arguments),
+    /// Makes ports of a sandbox ports of this machine, or shows their addresses.
+    Forward(forward::Arguments),
     /// Ends sandboxes and waits until nothing of them is left.
     Stop(stop::Arguments),
     /// Shows what the sandboxes use.
@@ -142,6 +146,7 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Exec(exec) => exec::run(&connection, exec).await,
         Command::Attach(attach) => attach::run(&connection, attach).await,
         Command::Logs(logs) => logs::run(&connection, logs).await,
+        Command::Forward(forward) => forward::run(&connection, forward).await,
         Command::Stop(stop) => stop::run(&connection, stop).await,
         Command::Top(top) => top::run(&connection, top).await,
         Command::Events(events) => events::run(&connection, events).await,

@@ -82,7 +82,7 @@ async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments
     let audit = Audit::open(&data.join("audit.log"), clock::wall_ms())
         .map_err(|error| platform(node::error::chain(&error)))?;
     let new = first_key(&store).await?;
-    let platform = Arc::new(Platform::new(node, store, audit));
+    let platform = Arc::new(Platform::new(node, store, audit).ports_under(configuration.domain()?));
     patiently(async || follow::begin(&platform).await).await?;
     let listener = TcpListener::bind(configuration.listen).await.map_err(|error| Error {
         fix: "Stop what uses that address, or choose another one with --listen.".into(),

@@ -18,6 +18,7 @@
 //! | [`Exec`] | a reader of one exec: every byte once, then its end |
 //! | [`Stdin`] | a writer to one exec |
 //! | [`Events`] | what happens to the project's sandboxes |
+//! | [`Tunnel`] | a connection to a port inside a sandbox |
 //! | `link` | one request over as many connections as it takes |
 //! | `lines` | lines of JSON out of a body, bounded |
 //! | `patience` | how long and how often to ask again |
@@ -38,6 +39,7 @@ mod execs;
 mod lines;
 mod link;
 mod patience;
+mod ports;
 mod stdin;
 mod tls;
 
@@ -46,4 +48,5 @@ pub use error::Error;
 pub use events::Events;
 pub use exec::{Collected, Event, Exec};
 pub use patience::{BUSY_WITHIN, CONNECTION_WITHIN, Patience};
+pub use ports::Tunnel;
 pub use stdin::Stdin;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use api::server::{API_VERSION, IDEMPOTENCY_HEADER, VERSION_HEADER};
 use api::{ErrorCode, Ran, Retry, limits};
 use bytes::{Bytes, BytesMut};
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Method, Response, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -90,6 +90,11 @@ impl Ask {
 
     pub fn accept(mut self, kind: &'static str) -> Self {
         self.headers.insert(ACCEPT, HeaderValue::from_static(kind));
+        self
+    }
+
+    pub fn header(mut self, name: HeaderName, value: &'static str) -> Self {
+        self.headers.insert(name, HeaderValue::from_static(value));
         self
     }
 
@@ -226,7 +231,7 @@ impl Link {
     }
 
     /// What an answer that is none of success means for another try.
-    async fn refusal(&self, ask: &Ask, response: Response) -> Failure {
+    pub async fn refusal(&self, ask: &Ask, response: Response) -> Failure {
         let status = response.status();
         let pause = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
         let pause = pause.and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);

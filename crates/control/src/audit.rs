@@ -94,6 +94,10 @@ pub enum Act {
     ExecSignal,
     /// An exec was cancelled.
     ExecCancel,
+    /// A port was opened to everybody or closed again; the detail says which.
+    Port,
+    /// A connection to a port was made through the API; the detail is the port.
+    Tunnel,
     /// The node was told to take no more sandboxes, or to take them again.
     Drain,
     /// A project was refused what is above its quota or its rate.

@@ -17,6 +17,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub struct Fault {
     error: Error,
     after: Option<Duration>,
+    status: Option<StatusCode>,
 }
 
 /// What every handler answers.
@@ -32,6 +33,12 @@ impl Fault {
     #[must_use]
     pub fn after(self, after: Duration) -> Self {
         Self { after: Some(after), ..self }
+    }
+
+    /// Answers with another status than the code's own.
+    #[must_use]
+    pub fn status(self, status: StatusCode) -> Self {
+        Self { status: Some(status), ..self }
     }
 }
 
@@ -60,7 +67,7 @@ impl From<Error> for Fault {
             | ErrorCode::Deadline
             | ErrorCode::Platform => None,
         };
-        Self { error, after }
+        Self { error, after, status: None }
     }
 }
 
@@ -133,7 +140,8 @@ impl From<store::Error> for Fault {
 
 impl IntoResponse for Fault {
     fn into_response(self) -> Response {
-        let mut response = (status(self.error.code), Json(&self.error)).into_response();
+        let mut response =
+            (self.status.unwrap_or_else(|| status(self.error.code)), Json(&self.error)).into_response();
         if let Some(after) = self.after {
             let seconds = after.as_secs().max(1);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

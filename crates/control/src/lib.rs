@@ -6,6 +6,7 @@
 //! | [`caller`] | what a request brings: who asks, and with which body |
 //! | [`account`] | keys and rates |
 //! | [`platform`] | the decisions that are more than one step: create, find, stop, health |
+//! | [`ports`] | ports inside sandboxes, reached from outside |
 //! | [`output`] | an exec's output as lines of JSON |
 //! | [`follow`] | keeping the store true to the machine |
 //! | [`store`] | accounts and the history of sandboxes, in one SQLite file |
@@ -28,6 +29,7 @@ pub mod listen;
 pub mod metrics;
 pub mod output;
 pub mod platform;
+pub mod ports;
 pub mod routes;
 pub mod store;
 

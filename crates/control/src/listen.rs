@@ -17,8 +17,9 @@ use axum::http::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -41,6 +42,16 @@ const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_WITHIN: Duration = Duration::from_secs(20);
 /// When no connection can be taken (no descriptors), the next try.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Whoever is silent for so long is asked whether it is still there; at the third missing answer it is gone. A connection that
+/// has become something else may be silent for hours, and holds a sandbox in use.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// Whether a request came by TLS.
+#[derive(Clone, Copy, Debug)]
+pub struct Encrypted(pub bool);
 
 /// A certificate and its key, as PEM files.
 #[derive(Clone, Debug)]
@@ -101,14 +112,15 @@ pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Rout
         };
         let Some(place) = Guests::welcome(&guests, peer.ip()) else { continue };
         let _ = stream.set_nodelay(true);
+        keep_alive(&stream);
         let (router, tls) = (router.clone(), tls.clone());
         tokio::spawn(async move {
             let _place = place;
             match tls {
-                None => connection(stream, peer, router).await,
+                None => connection(stream, peer, router, Encrypted(false)).await,
                 Some(tls) => {
                     if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await {
-                        connection(stream, peer, router).await;
+                        connection(stream, peer, router, Encrypted(true)).await;
                     }
                 }
             }
@@ -116,13 +128,22 @@ pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Rout
     }
 }
 
+/// Where it cannot be set, a peer that vanished is noticed later.
+fn keep_alive(stream: &TcpStream) {
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE_AFTER);
+    let _ = sockopt::set_tcp_keepintvl(stream, KEEPALIVE_EVERY);
+    let _ = sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES);
+}
+
 async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: SocketAddr,
     router: Router,
+    encrypted: Encrypted,
 ) {
     let asked = Arc::new(AtomicBool::new(false));
-    let service = tower_service(router, peer, Arc::clone(&asked));
+    let service = tower_service(router, peer, encrypted, Arc::clone(&asked));
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
     builder
@@ -132,7 +153,7 @@ async fn connection(
         .max_header_list_size(HEAD_BYTES_MAX)
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_WITHIN);
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
     // Which protocol is spoken is decided by the first bytes, and the builder waits for those without end (H-01). How a
     // connection ends is its peer's business; what was done for it was told and logged.
@@ -145,6 +166,7 @@ async fn connection(
 fn tower_service(
     router: Router,
     peer: SocketAddr,
+    encrypted: Encrypted,
     asked: Arc<AtomicBool>,
 ) -> TowerToHyperService<
     impl tower::Service<
@@ -157,6 +179,7 @@ fn tower_service(
     TowerToHyperService::new(tower::service_fn(move |mut request: Request<hyper::body::Incoming>| {
         asked.store(true, Ordering::Release);
         request.extensions_mut().insert(ConnectInfo(peer));
+        request.extensions_mut().insert(encrypted);
         let mut router = router.clone();
         async move { tower::Service::call(&mut router, request).await }
     }))

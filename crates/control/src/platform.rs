@@ -15,6 +15,8 @@ use crate::account::{Account, Accounts};
 use crate::audit::{Act, Audit, Entry};
 use crate::fault::{Answer, Fault};
 use crate::metrics::Metrics;
+use crate::ports::Ports;
+use crate::ports::name::Domain;
 use crate::store::{Request, Requested, Store};
 
 /// A sandbox is tried this often; what is told of health is never older by much.
@@ -40,6 +42,8 @@ pub struct Platform {
     pub accounts: Accounts,
     /// What is counted.
     pub metrics: Metrics,
+    /// How ports inside are reached.
+    pub ports: Ports,
     tried: Tried,
 }
 
@@ -63,7 +67,14 @@ impl Platform {
             took_ms: AtomicU64::new(u64::MAX),
             store: tokio::sync::Mutex::default(),
         };
-        Self { node, store, audit, accounts: Accounts::default(), metrics: Metrics::default(), tried }
+        let (accounts, metrics, ports) = (Accounts::default(), Metrics::default(), Ports::default());
+        Self { node, store, audit, accounts, metrics, ports, tried }
+    }
+
+    /// The same, with ports under this domain.
+    #[must_use]
+    pub fn ports_under(self, domain: Domain) -> Self {
+        Self { ports: Ports::under(domain), ..self }
     }
 
     /// Writes down who did what.

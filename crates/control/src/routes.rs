@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`sandboxes`] | create, list, look, stop, lease, usage, events |
 //! | [`execs`] | start, list, look, read, write, signal, cancel |
+//! | [`ports`] | how a port is reached, opening it to everybody, tunnels |
 //! | [`admin`] | projects, keys, the machine |
 //! | [`health`] | health, metrics, the description of the API |
 
 pub mod admin;
 pub mod execs;
 pub mod health;
+pub mod ports;
 pub mod sandboxes;
 
 use std::sync::Arc;
@@ -61,6 +63,8 @@ fn table() -> OpenApiRouter<Arc<Platform>> {
         .routes(routes!(execs::read))
         .routes(routes!(execs::stdin))
         .routes(routes!(execs::signal))
+        .routes(routes!(ports::look, ports::put))
+        .routes(routes!(ports::tunnel))
         .routes(routes!(admin::projects))
         .routes(routes!(admin::put_project))
         .routes(routes!(admin::keys, admin::create_key))
@@ -77,10 +81,10 @@ pub fn description() -> utoipa::openapi::OpenApi {
     table().into_openapi()
 }
 
-/// The whole public API of a platform.
+/// The whole public API of a platform, and the ports of its sandboxes.
 pub fn router(platform: Arc<Platform>) -> Router {
     let (router, _) = table().split_for_parts();
-    router
+    let api = router
         .fallback(|| async { Fault::from(Error::not_found("there is no such route")) })
         .method_not_allowed_fallback(|| async {
             (
@@ -90,7 +94,8 @@ pub fn router(platform: Arc<Platform>) -> Router {
                 .into_response()
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&platform), attend))
-        .with_state(platform)
+        .with_state(Arc::clone(&platform));
+    crate::ports::before(api, platform)
 }
 
 /// What is done for every request: its version is checked, it is counted, and one line says how it went.

@@ -71,6 +71,11 @@ fn the_commands_of_api_work() {
 }
 
 #[test]
+fn the_commands_of_ports_work() {
+    run("docs/guides/ports.md");
+}
+
+#[test]
 fn the_commands_of_install_as_a_service_work() {
     run("docs/operate/install-as-a-service.md");
 }

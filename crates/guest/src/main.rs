@@ -12,6 +12,7 @@
 //! | [`stdin`] | the standard input of an exec |
 //! | [`spare`] | files for spools, made before user code can take every inode |
 //! | [`output`] | the frames a reader of an exec gets |
+//! | [`ports`] | connections to what listens inside |
 //! | [`sweep`] | finding and ending all processes of an exec by its group |
 //! | [`memory`] | telling that memory was used up, and tidying after it |
 //! | [`files`] | the files of the sandbox, each request served by a process of its user |
@@ -31,6 +32,7 @@ mod launch;
 mod layer;
 mod memory;
 mod output;
+mod ports;
 mod posture;
 mod serve;
 mod spare;

@@ -10,6 +10,7 @@
 //! | `POST /execs/{id}/signal` with a `SignalRequest` | all processes of the exec get it |
 //! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
 //! | `POST /files` with parts | parts: see `api::files` |
+//! | `POST /ports/{port}` | a connection to that port inside: the body goes in, the answer is what comes out |
 //! | `PUT /layer?compression=C&top=0|1&done=N` | the body, an archive, is unpacked: `LayerReport` |
 
 use std::convert::Infallible;
@@ -32,6 +33,7 @@ use tokio::net::UnixStream;
 use crate::files;
 use crate::layer::{self, Order};
 use crate::output::{self, Position};
+use crate::ports::{self, Said};
 use crate::sweep::{self, Whom};
 use crate::table::Table;
 
@@ -52,7 +54,12 @@ const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Frames waiting for a slow reader.
 const FRAMES_WAITING: usize = 2;
 
-type Body = Either<Full<Bytes>, Either<Channel<Bytes>, files::Answer>>;
+/// What a process or a server inside that does not read may leave unread here.
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+/// All of them at once, and all execs besides: none waits because another is not read.
+const CONNECTION_WINDOW_BYTES: u32 = 512 * STREAM_WINDOW_BYTES;
+
+type Body = Either<Full<Bytes>, Either<Channel<Bytes>, Either<files::Answer, Said>>>;
 type Reply = Result<Response<Body>, Error>;
 
 /// Runs hyper's tasks on this thread.
@@ -75,6 +82,8 @@ pub async fn serve(stream: UnixStream, table: Rc<Table>) {
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_WITHIN)
         .max_concurrent_streams(STREAMS_MAX)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_frame_size(FRAME_BYTES)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
@@ -141,8 +150,11 @@ async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
         (&Method::PUT, ["execs", id, "stdin"]) => stdin(exec_id(id)?, query, body, &table).await,
         (&Method::POST, ["execs", id, "signal"]) => signal(exec_id(id)?, body, &table).await,
         (&Method::POST, ["files"]) => {
-            Ok(Response::new(Either::Right(Either::Right(files::serve(body, &table).await?))))
+            Ok(Response::new(Either::Right(Either::Right(Either::Left(files::serve(body, &table).await?)))))
         }
+        (&Method::POST, ["ports", port]) => Ok(Response::new(Either::Right(Either::Right(Either::Right(
+            ports::open(api::ports::number(port)?, body).await?,
+        ))))),
         (&Method::PUT, ["layer"]) => json(StatusCode::OK, &layer::put(order(query)?, body).await?),
         _ => Err(Error::not_found(format!("there is no route {} {}", parts.method, parts.uri.path()))),
     }

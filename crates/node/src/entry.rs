@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::exec::{ExecInfo, ExecSpec};
+use api::ports::PUBLIC_MAX;
 use api::sandbox::{Sandbox as Shown, SandboxState};
 use api::{ExecId, SandboxId, limits};
 use tokio::sync::{mpsc, watch};
@@ -13,8 +14,9 @@ use tokio::time::Instant;
 use crate::driver::Word;
 use crate::error::Error;
 use crate::exec::Exec;
-use crate::journal::Record;
+use crate::journal::{Ports, Record};
 use crate::lifecycle::Phase;
+use crate::port::Port;
 use crate::sandbox::Sandbox;
 
 /// One sandbox as everybody sees it.
@@ -139,6 +141,26 @@ impl Entry {
         uses.active = Instant::now();
     }
 
+    /// Opens a port to everybody, or closes it again.
+    pub fn publish(&self, port: u16, public: bool) -> Result<(), Error> {
+        let mut full = false;
+        self.record.send_modify(|record| {
+            let open = &mut record.ports.public;
+            full = public && open.len() >= PUBLIC_MAX && !open.contains(&port);
+            if !public {
+                open.remove(&port);
+            } else if !full {
+                open.insert(port);
+            }
+        });
+        if full { Err(too_many_public()) } else { Ok(()) }
+    }
+
+    /// Takes back a change of who may reach its ports.
+    pub fn reset_ports(&self, before: Ports) {
+        self.record.send_modify(|record| record.ports = before);
+    }
+
     /// It was in use then.
     pub fn active(&self, then: Instant) {
         let mut uses = locked(&self.uses);
@@ -214,6 +236,15 @@ impl Call {
         self.sandbox.reader(id)
     }
 
+    /// Connects to a port inside. The sandbox is in use for as long as the connection is held.
+    ///
+    /// # Errors
+    /// Nothing listens there, the sandbox has as many connections as it may, or has ended.
+    pub async fn dial(self, port: u16) -> Result<Port, Error> {
+        let sandbox = Arc::clone(&self.sandbox);
+        sandbox.dial(port, Some(self)).await
+    }
+
     /// All its execs.
     ///
     /// # Errors
@@ -246,6 +277,17 @@ pub fn not_running(shown: &Shown) -> Error {
     let why = shown.reason.map(|reason| format!(" ({})", reason.name())).unwrap_or_default();
     let message = format!("sandbox {} is {}{why}", shown.id, shown.state.name());
     Error::Request(api::Error { code, message, layer: api::Layer::Sandbox, ran, retry, fix: fix.into() })
+}
+
+fn too_many_public() -> Error {
+    Error::Request(api::Error {
+        code: api::ErrorCode::LimitExceeded,
+        message: format!("{PUBLIC_MAX} ports of the sandbox are public, the most there may be"),
+        layer: api::Layer::UserCode,
+        ran: api::Ran::No,
+        retry: api::Retry::Useless,
+        fix: "Close one of them first.".into(),
+    })
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -8,7 +8,7 @@
 //! A record is replaced as a whole. When the disk is too full for that, it is overwritten in place: it was made with room
 //! to spare, so that the end of a sandbox can always be written down.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -46,6 +46,29 @@ pub struct Record {
     pub boot: String,
     /// When its time to live is over, on the clock of that start.
     pub expires_boot_ms: u64,
+    /// Who may reach its ports. A record of a release that had none has no token yet.
+    #[serde(default)]
+    pub ports: Ports,
+}
+
+/// Who may reach the ports of a sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ports {
+    /// What opens all of them: 32 random bytes in hexadecimal. An empty one opens nothing.
+    pub token: String,
+    /// Those that everybody may reach.
+    pub public: BTreeSet<u16>,
+}
+
+impl Ports {
+    /// A fresh token, and nothing public.
+    ///
+    /// # Errors
+    /// The kernel has no random bytes.
+    pub fn fresh() -> Result<Self, Error> {
+        let token = crate::machine::random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { token, public: BTreeSet::new() })
+    }
 }
 
 /// The records of one data directory.
@@ -224,6 +247,7 @@ mod tests {
             cwd: None,
             boot: "b".into(),
             expires_boot_ms: 5,
+            ports: Ports::fresh().unwrap(),
         }
     }
 
@@ -246,6 +270,16 @@ mod tests {
         journal.remove(&"c".parse().unwrap()).unwrap();
         journal.remove(&"c".parse().unwrap()).unwrap();
         assert_eq!(layers_in_use(data.path()).unwrap().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_record_of_a_release_without_ports_has_no_token_that_opens_anything() {
+        let mut old = serde_json::to_value(record("a")).unwrap();
+        old.as_object_mut().unwrap().remove("ports");
+        let read: Record = serde_json::from_value(old).unwrap();
+        assert_eq!(read.ports, Ports::default());
+        assert_eq!(Ports::fresh().unwrap().token.len(), 64);
+        assert_ne!(Ports::fresh().unwrap().token, Ports::fresh().unwrap().token);
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! | [`clock`] | the clock that no one can set |
 //! | [`sandbox`] | one sandbox from start to stop, its posture checked before anything runs in it |
 //! | [`link`] | the host end of the channel: one connection after the other, requests that outlive them |
+//! | [`port`] | a connection to a port inside |
 //! | [`exec`] | one exec as seen from here: its output from any offset, its one outcome |
 //! | [`template`] | what sandboxes are made from: imported, built, kept, tidied |
 //! | [`guest`] | the guest's executable, carried inside this one |
@@ -34,6 +35,7 @@ pub mod lifecycle;
 pub mod link;
 pub mod live;
 pub mod machine;
+pub mod port;
 mod recovery;
 pub mod sandbox;
 pub mod template;
@@ -43,4 +45,5 @@ pub use error::Error;
 pub use exec::{Collected, Event, Exec};
 pub use live::{Node, Order};
 pub use machine::Machine;
+pub use port::Port;
 pub use sandbox::Sandbox;

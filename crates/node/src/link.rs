@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::Error;
+use crate::port::{self, Inwards};
 
 /// What one reader's unread output may hold in this process: two of the guest's chunks. Readers are counted by project.
 const STREAM_WINDOW_BYTES: u32 = 512 * 1024;
@@ -48,7 +49,7 @@ const TAKE_AGAIN: Duration = Duration::from_millis(20);
 /// A body that is made while it is sent. Its sender says with `abort` that there will be no end.
 pub type Streamed = Channel<Bytes, std::io::Error>;
 
-type Sender = SendRequest<Either<Full<Bytes>, Streamed>>;
+type Sender = SendRequest<Either<Full<Bytes>, Either<Streamed, Inwards>>>;
 
 /// The link to one guest. Dropping it leaves the sandbox alone.
 pub struct Link {
@@ -164,7 +165,7 @@ impl Link {
     ) -> Result<T, Error> {
         let deadline = Instant::now() + within;
         let (mut sender, _) = self.live(0, deadline, within).await?;
-        let request = ask.request(Either::Right(streamed))?;
+        let request = ask.request(Either::Right(Either::Left(streamed)))?;
         let response = match timeout_at(deadline, sender.send_request(request)).await {
             Err(_) => return Err(Error::Deadline { what: "an answer of the guest", after: within }),
             Ok(Err(_broken)) => return Err(Error::Lost(LostCause::Died)),
@@ -173,6 +174,31 @@ impl Link {
         };
         let bytes = body(response, deadline, within).await?;
         serde_json::from_slice(&bytes).map_err(|error| Error::Protocol(error.to_string()))
+    }
+
+    /// Asks for bytes both ways at once: what the answer's body says, and what is sent into the request's.
+    ///
+    /// # Errors
+    /// As [`Link::ask`].
+    pub(crate) async fn both_ways(
+        &self,
+        ask: &Ask,
+        within: Duration,
+    ) -> Result<(Response<Incoming>, port::Said), Error> {
+        let deadline = Instant::now() + within;
+        let mut last = 0;
+        loop {
+            let (mut sender, generation) = self.live(last, deadline, within).await?;
+            let (said, inwards) = port::inwards();
+            let request = ask.request(Either::Right(Either::Right(inwards)))?;
+            match timeout_at(deadline, sender.send_request(request)).await {
+                Err(_) => return Err(Error::Deadline { what: "an answer of the guest", after: within }),
+                Ok(Ok(response)) if response.status().is_success() => return Ok((response, said)),
+                Ok(Ok(response)) => return Err(refusal(response, deadline, within).await),
+                // Nothing was said on it yet.
+                Ok(Err(_broken)) => last = generation,
+            }
+        }
     }
 
     /// A live connection newer than `last`.

@@ -19,7 +19,7 @@ use crate::driver::{Beginning, Driver, Word};
 pub use crate::entry::not_running;
 use crate::entry::{Call, Entry};
 use crate::error::Error;
-use crate::journal::{Journal, Record};
+use crate::journal::{Journal, Ports, Record};
 use crate::machine::{self, Machine};
 use crate::sandbox::Sandbox;
 use crate::template;
@@ -159,6 +159,27 @@ impl Node {
         Ok(entry.shown())
     }
 
+    /// Who may reach the ports of a sandbox, and whose it is.
+    pub fn ports(&self, id: &SandboxId) -> Option<(String, Ports)> {
+        let record = self.entry(id)?.record();
+        Some((record.sandbox.project, record.ports))
+    }
+
+    /// Opens a port of a sandbox to everybody, or closes it again. It is written down before this returns.
+    ///
+    /// # Errors
+    /// It is not known, does not run, or has as many public ports as it may.
+    pub fn publish(&self, id: &SandboxId, port: u16, public: bool) -> Result<Ports, Error> {
+        let entry = self.known(id)?;
+        let _call = entry.call()?;
+        let before = entry.record().ports;
+        entry.publish(port, public)?;
+        let record = entry.record();
+        // What could not be written down is not so.
+        self.shared.journal.save(&record).inspect_err(|_| entry.reset_ports(before))?;
+        Ok(record.ports)
+    }
+
     /// Ends a sandbox and waits until nothing of it is left. One that is not known is nothing.
     pub async fn stop(&self, id: &SandboxId, reason: EndReason) -> Option<Shown> {
         let entry = self.entry(id)?;
@@ -277,6 +298,7 @@ impl Node {
             cwd: template.cwd,
             boot: shared.boot.clone(),
             expires_boot_ms: clock::boot_ms() + request.limits.ttl_ms,
+            ports: Ports::fresh()?,
         };
         shared.journal.save(&record)?;
         let shown = record.sandbox.clone();

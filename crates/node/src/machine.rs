@@ -25,7 +25,7 @@ impl Machine {
     /// The directory cannot be made or written.
     pub fn open(data: &Path) -> Result<Self, Error> {
         let failed = |source| Error::System { act: format!("write to {}", data.display()), source };
-        let guest = guest::install(data).map_err(failed)?;
+        let guest = guest::install(data).and_then(|guest| guest.canonicalize()).map_err(failed)?;
         let data = data.canonicalize().map_err(failed)?;
         walkable(&data)?;
         Ok(Self { data, guest })

@@ -22,7 +22,7 @@ use crate::clock;
 use crate::driver::Beginning;
 use crate::entry::Entry;
 use crate::error::Error;
-use crate::journal::Record;
+use crate::journal::{Ports, Record};
 use crate::live::{Entries, INBOX, Node, Shared};
 use crate::sandbox::Sandbox;
 
@@ -42,7 +42,12 @@ impl Node {
             shared.journal.remove(&id)?;
         }
         let mut entries = shared.entries();
-        for record in records {
+        for mut record in records {
+            if record.ports.token.is_empty() {
+                // Of a release that had no ports.
+                record.ports = Ports::fresh()?;
+                shared.journal.save(&record)?;
+            }
             let found = there.remove(&record.sandbox.id);
             let living = found.filter(|(_, listed)| listed.alive && record.boot == shared.boot);
             let beginning = match (record.sandbox.state, record.sandbox.reason) {

@@ -11,12 +11,16 @@ use bytes::Bytes;
 use hyper::Method;
 use runtime::{Profile, Runtime, Spec, Tier, Usage};
 
+use crate::entry::Call;
 use crate::error::Error;
 use crate::exec::{ANSWER_WITHIN, Exec, Home};
 use crate::link::{Ask, Link};
+use crate::port::Port;
 
 /// From the start of process 1 to its first dial. A starved machine takes a second; a broken guest never dials.
 const DIAL_WITHIN: Duration = Duration::from_secs(20);
+/// A connection inside takes no time; a guest that is starved or being taken over takes some.
+const PORT_WITHIN: Duration = Duration::from_secs(10);
 
 /// A sandbox that runs. Dropping it does not stop it: what outlives a process is found by its id.
 pub struct Sandbox {
@@ -85,6 +89,13 @@ impl Sandbox {
     /// A reader of an exec that was started before.
     pub fn reader(&self, id: ExecId) -> Exec {
         Exec::attach(self.home.clone(), id)
+    }
+
+    /// Connects to a port inside, and keeps `call` for as long as the connection is held.
+    pub(crate) async fn dial(&self, port: u16, call: Option<Call>) -> Result<Port, Error> {
+        let ask = Ask { method: Method::POST, path: format!("/ports/{port}"), body: Bytes::new() };
+        let (response, said) = self.home.link.both_ways(&ask, PORT_WITHIN).await?;
+        Ok(Port::new(response.into_body(), said, call))
     }
 
     /// All its execs, without the one that was ours.

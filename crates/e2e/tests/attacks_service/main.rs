@@ -12,6 +12,7 @@
 //! | [`framing`] | O-05, O-09: bytes that are no text, text that imitates what stands around it |
 //! | [`display`] | O-08: text that acts on whoever shows it |
 //! | [`clocks`] | A-18: clocks that jump |
+//! | [`ports`] | N-16, N-17: ports without their token, a hostile page behind an address |
 //! | [`races`] | L-01, L-02, X-08: killed servers, the same name at once, quotas |
 //! | [`store`] | L-04: a store that is locked, damaged, gone |
 //! | [`machine`] | L-05, L-06: no descriptors, two servers |
@@ -39,6 +40,7 @@ mod ground;
 mod keys;
 mod machine;
 mod output;
+mod ports;
 mod races;
 mod store;
 mod wire;

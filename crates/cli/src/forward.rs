@@ -1,0 +1,149 @@
+//! `belljar forward`: ports of a sandbox as ports of this machine.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use api::{Error, SandboxId, ports};
+use client::Client;
+use tokio::io::copy_bidirectional_with_sizes;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+
+use crate::connect::{Connection, answer, explain};
+use crate::{platform, show};
+
+/// What is held of one direction of a connection.
+const COPY_BYTES: usize = 64 * 1024;
+/// When no connection can be taken (no descriptors), the next try.
+const ACCEPT_AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// What to forward.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  belljar forward build 8000\n  belljar forward build 8080:8000 5433:5432\n  \
+    belljar forward --url build 8000\n\n\
+    Any protocol goes through. Each connection is one to the port inside; when the server is restarted, open ones are cut and new \
+    ones wait for it. It goes on until it is interrupted.\n\n\
+    A browser does not need it: --url shows the port's own address, with the token of the sandbox. Whoever has that address can \
+    open all ports of this sandbox."
+)]
+pub struct Arguments {
+    /// The sandbox, by its id or its name.
+    #[arg(value_name = "SANDBOX")]
+    sandbox: SandboxId,
+    /// Ports inside, each with the port here in front if it is another one; 0 is any free one.
+    #[arg(required = true, value_name = "[LOCAL:]REMOTE")]
+    ports: Vec<Pair>,
+    /// Writes the address of each port inside, with the token, and ends.
+    #[arg(long)]
+    url: bool,
+}
+
+/// A port here and a port inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    local: u16,
+    remote: u16,
+}
+
+impl FromStr for Pair {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| ports::number(text).map_err(|error| error.message);
+        match text.split_once(':') {
+            None => number(text).map(|port| Self { local: port, remote: port }),
+            Some(("0", remote)) => Ok(Self { local: 0, remote: number(remote)? }),
+            Some((local, remote)) => Ok(Self { local: number(local)?, remote: number(remote)? }),
+        }
+    }
+}
+
+/// Forwards until it is interrupted.
+pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let client = connection.client()?;
+    let Arguments { sandbox, ports, url } = arguments;
+    if url {
+        for Pair { remote, .. } in ports {
+            let port = answer(&client, client.port(&sandbox, remote)).await?;
+            show::line(&format!("{}/?{}={}", port.url, ports::TOKEN_QUERY, port.token));
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    // One that is not there is told before anything listens, and a name is what it was at the beginning.
+    let sandbox = answer(&client, client.sandbox(&sandbox)).await?.id;
+    let places = Arc::new(Semaphore::new(ports::CONNECTIONS_MAX));
+    for Pair { local, remote } in ports {
+        let listener = listen(local).await?;
+        let address = listener.local_addr().map_err(|error| platform(error.to_string()))?;
+        show::line(&format!("http://{address} is port {remote} of {sandbox}"));
+        let (client, sandbox, places) = (client.clone(), sandbox.clone(), Arc::clone(&places));
+        tokio::spawn(take(listener, client, sandbox, remote, places));
+    }
+    let watch = |kind| signal(kind).map_err(|error| platform(format!("cannot watch for signals: {error}")));
+    let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn listen(port: u16) -> Result<TcpListener, Error> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    TcpListener::bind(address).await.map_err(|error| Error {
+        fix: format!("Choose another port here, such as 0:{port} for any that is free."),
+        ..platform(format!("cannot listen on {address}: {error}"))
+    })
+}
+
+async fn take(listener: TcpListener, client: Client, sandbox: SandboxId, port: u16, places: Arc<Semaphore>) {
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            continue;
+        };
+        let (client, sandbox) = (client.clone(), sandbox.clone());
+        tokio::spawn(async move {
+            pass(stream, &client, &sandbox, port).await;
+            drop(place);
+        });
+    }
+}
+
+async fn pass(mut stream: TcpStream, client: &Client, sandbox: &SandboxId, port: u16) {
+    let _ = stream.set_nodelay(true);
+    let passed = match client.tunnel(sandbox, port).await {
+        Ok(mut tunnel) => {
+            copy_bidirectional_with_sizes(&mut stream, &mut tunnel, COPY_BYTES, COPY_BYTES).await.is_ok()
+        }
+        Err(error) => {
+            show::note(&explain(&error).message);
+            false
+        }
+    };
+    if !passed {
+        // Whoever connected here must not take it for an end.
+        let _ = stream.set_zero_linger();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_here_is_the_one_inside_unless_another_is_named() {
+        let pair = |text: &str| text.parse::<Pair>().map(|pair| (pair.local, pair.remote));
+        assert_eq!(pair("8000"), Ok((8000, 8000)));
+        assert_eq!(pair("8080:8000"), Ok((8080, 8000)));
+        assert_eq!(pair("0:8000"), Ok((0, 8000)));
+        for text in ["", "0", "8000:0", ":8000", "8000:", "1:2:3", "70000"] {
+            assert!(pair(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What is taken out of a request and an answer on their way, and what is put in.
+
+use axum::http::header::{
+    self, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+
+use super::pass::Outside;
+use super::ticket;
+
+/// What concerns one connection and not the next.
+const HOP: [HeaderName; 8] =
+    [CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, EXPECT];
+/// Likewise, without a name of their own.
+const HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
+/// What only whoever passes on a request may say of it.
+const FORWARDED: [&str; 2] = ["forwarded", "x-real-ip"];
+
+/// What is asked for with `upgrade`, if `connection` says so too.
+pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let listed = named(headers).any(|name| name.eq_ignore_ascii_case("upgrade"));
+    headers.get(UPGRADE).filter(|_| listed).cloned()
+}
+
+/// Makes the headers of a request those of the next connection.
+pub fn inwards(headers: &mut HeaderMap, outside: &Outside, host: HeaderValue) {
+    remove_hop(headers);
+    ticket::forget_cookies(headers);
+    let ours: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| {
+            let name = name.as_str();
+            name.starts_with("belljar-") || name.starts_with("x-forwarded-") || FORWARDED.contains(&name)
+        })
+        .cloned()
+        .collect();
+    for name in ours {
+        headers.remove(name);
+    }
+    // What the body is long is said by the body, once.
+    headers.remove(CONTENT_LENGTH);
+    let scheme = if outside.encrypted { "https" } else { "http" };
+    headers.insert("x-forwarded-proto", HeaderValue::from_static(scheme));
+    if let Some(peer) = super::shown(outside.peer) {
+        headers.insert("x-forwarded-for", peer);
+    }
+    let outer = outside.host.as_deref().and_then(|host| HeaderValue::from_str(host).ok());
+    if let Some(outer) = outer {
+        headers.insert("x-forwarded-host", outer);
+    }
+    headers.insert(HOST, host);
+}
+
+/// Makes the headers of an answer those of the connection before.
+pub fn outwards(headers: &mut HeaderMap) {
+    remove_hop(headers);
+    let ours: Vec<HeaderName> =
+        headers.keys().filter(|name| name.as_str().starts_with("belljar-")).cloned().collect();
+    for name in ours {
+        headers.remove(name);
+    }
+    if let Some(length) = headers.get(header::CONTENT_LENGTH).cloned() {
+        headers.insert(header::CONTENT_LENGTH, length);
+    }
+}
+
+fn remove_hop(headers: &mut HeaderMap) {
+    let listed: Vec<HeaderName> = named(headers).filter_map(|name| name.parse().ok()).collect();
+    for name in listed.into_iter().chain(HOP) {
+        headers.remove(name);
+    }
+    for name in HOP_TOO {
+        headers.remove(name);
+    }
+}
+
+/// The names that `connection` lists.
+fn named(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|text| text.split(',')).map(str::trim).filter(|name| !name.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn what_is_ours_or_of_one_connection_does_not_go_in() {
+        let mut headers = of(&[
+            ("connection", "keep-alive, x-secret"),
+            ("x-secret", "1"),
+            ("keep-alive", "5"),
+            ("te", "trailers"),
+            ("transfer-encoding", "chunked"),
+            ("content-length", "5"),
+            ("proxy-authorization", "x"),
+            ("belljar-token", "x"),
+            ("belljar-sandbox", "x"),
+            ("belljar-version", "1"),
+            ("x-forwarded-for", "6.6.6.6"),
+            ("x-forwarded-prefix", "/"),
+            ("forwarded", "for=6.6.6.6"),
+            ("authorization", "Bearer of the application"),
+            ("cookie", "belljar=t; mine=1"),
+        ]);
+        let outside = Outside {
+            host: Some("8000-s.a.b:7070".into()),
+            encrypted: true,
+            peer: Some("::ffff:10.0.0.9".parse().unwrap()),
+        };
+        inwards(&mut headers, &outside, "8000-s.a.b:7070".parse().unwrap());
+        let mut left: Vec<String> =
+            headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        left.sort();
+        assert_eq!(
+            left,
+            [
+                "authorization: Bearer of the application",
+                "cookie: mine=1",
+                "host: 8000-s.a.b:7070",
+                "x-forwarded-for: 10.0.0.9",
+                "x-forwarded-host: 8000-s.a.b:7070",
+                "x-forwarded-proto: https",
+            ]
+        );
+    }
+
+    #[test]
+    fn an_application_cannot_say_that_an_answer_is_ours() {
+        let mut headers = of(&[
+            ("belljar-error", "not_found"),
+            ("connection", "x-a"),
+            ("x-a", "1"),
+            ("content-length", "3"),
+            ("content-length", "3"),
+            ("set-cookie", "a=1"),
+        ]);
+        outwards(&mut headers);
+        assert_eq!(headers, of(&[("content-length", "3"), ("set-cookie", "a=1")]));
+    }
+
+    #[test]
+    fn an_upgrade_is_one_only_if_the_connection_says_so() {
+        assert_eq!(
+            upgrade(&of(&[("connection", "Upgrade"), ("upgrade", "websocket")])).unwrap(),
+            "websocket"
+        );
+        assert_eq!(upgrade(&of(&[("upgrade", "h2c")])), None);
+        assert_eq!(upgrade(&of(&[("connection", "upgrade")])), None);
+    }
+}

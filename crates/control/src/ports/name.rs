@@ -1,0 +1,219 @@
+//! `{port}-{sandbox}.{domain}`: which address is whose.
+//!
+//! A request has one authority, in one spelling. Two that differ, or one that is not a host, are refused before anybody asks whose
+//! it is.
+
+use std::str::FromStr;
+
+use api::{Error, SandboxId};
+use axum::http::header;
+use axum::http::request::Parts;
+use axum::http::uri::Authority;
+
+use crate::fault::Answer;
+
+/// The domain unless another is configured. Browsers and curl find what is below `localhost` on this machine, without DNS.
+const DEFAULT: &str = "sandbox.localhost";
+
+/// The names under which ports are reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Domain {
+    /// Whether they are reached by HTTPS, where that cannot be seen from here.
+    encrypted: Option<bool>,
+    host: String,
+    /// The port outside, where it is not the one that was asked.
+    port: Option<u16>,
+}
+
+/// Whose an address is.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Named {
+    /// The API's.
+    Api,
+    /// A port's.
+    Port {
+        /// The port.
+        port: u16,
+        /// The sandbox.
+        sandbox: SandboxId,
+    },
+    /// Nobody's: it is below the domain of ports, and no port's.
+    Nothing,
+}
+
+impl Default for Domain {
+    fn default() -> Self {
+        Self { encrypted: None, host: DEFAULT.into(), port: None }
+    }
+}
+
+impl FromStr for Domain {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let wrong = || {
+            Error::invalid(
+                format!("the domain of ports is {text:?}, which is no domain"),
+                "Give one such as `sandboxes.example.com`, with https:// in front if something else speaks TLS for it.",
+            )
+        };
+        let (encrypted, rest) = match text.split_once("://") {
+            Some(("https", rest)) => (Some(true), rest),
+            Some(("http", rest)) => (Some(false), rest),
+            Some(_) => return Err(wrong()),
+            None => (None, text),
+        };
+        let authority: Authority = rest.parse().map_err(|_| wrong())?;
+        let host = authority.host().to_ascii_lowercase();
+        let plain = |label: &str| {
+            !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+        };
+        // An address of digits has no names below it.
+        let numeric =
+            host.split('.').next_back().is_some_and(|last| last.bytes().all(|byte| byte.is_ascii_digit()));
+        let bad_port = authority.port().is_some() && authority.port_u16().is_none();
+        if rest.contains('@') || bad_port || numeric || !host.split('.').all(plain) {
+            return Err(wrong());
+        }
+        Ok(Self { encrypted, port: authority.port_u16(), host })
+    }
+}
+
+impl Domain {
+    /// Whether ports are reached by HTTPS, where it was said.
+    pub fn encrypted(&self) -> Option<bool> {
+        self.encrypted
+    }
+
+    /// Whose this address is.
+    pub fn named(&self, authority: &str) -> Named {
+        let host = authority.parse::<Authority>().map(|parsed| parsed.host().to_ascii_lowercase());
+        let host = host.unwrap_or_default();
+        let host = host.strip_suffix('.').unwrap_or(&host);
+        let Some(label) = host.strip_suffix(self.host.as_str()).and_then(|rest| rest.strip_suffix('.'))
+        else {
+            return Named::Api;
+        };
+        let named = label.split_once('-').and_then(|(port, sandbox)| {
+            Some(Named::Port { port: api::ports::number(port).ok()?, sandbox: sandbox.parse().ok()? })
+        });
+        named.unwrap_or(Named::Nothing)
+    }
+
+    /// The address of a port, for somebody who reached us by this authority.
+    pub fn url(&self, port: u16, sandbox: &SandboxId, reached: &str, encrypted: bool) -> String {
+        let encrypted = self.encrypted.unwrap_or(encrypted);
+        let (scheme, usual) = if encrypted { ("https", 443) } else { ("http", 80) };
+        // Whoever said how it is reached said it all.
+        let reached = reached.parse::<Authority>().ok().and_then(|reached| reached.port_u16());
+        let outer = self.port.or(if self.encrypted.is_some() { None } else { reached }).unwrap_or(usual);
+        let outer = if outer == usual { String::new() } else { format!(":{outer}") };
+        format!("{scheme}://{port}-{sandbox}.{}{outer}", self.host)
+    }
+}
+
+/// The one authority of a request, if it has any.
+///
+/// # Errors
+/// It has two, or one that is none.
+pub fn authority(parts: &Parts) -> Answer<Option<String>> {
+    let wrong = || Error::invalid("the request names no host, or more than one", "Send one `host`.");
+    let mut hosts = parts.headers.get_all(header::HOST).iter();
+    let host = match (hosts.next(), hosts.next()) {
+        (None, _) => None,
+        (Some(host), None) => Some(host.to_str().map_err(|_| wrong())?.to_owned()),
+        (Some(_), Some(_)) => return Err(wrong().into()),
+    };
+    let target = parts.uri.authority().map(|authority| authority.as_str().to_owned());
+    let one = match (host, target) {
+        (Some(host), Some(target)) if !host.eq_ignore_ascii_case(&target) => return Err(wrong().into()),
+        (host, target) => host.or(target),
+    };
+    let Some(text) = one.filter(|one| !one.is_empty()) else { return Ok(None) };
+    let parsed: Authority = text.parse().map_err(|_| wrong())?;
+    let bad_port = parsed.port().is_some() && parsed.port_u16().is_none();
+    if text.contains('@') || parsed.host().is_empty() || bad_port {
+        return Err(wrong().into());
+    }
+    Ok(Some(text.to_ascii_lowercase()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::Request;
+
+    fn domain(text: &str) -> Domain {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_name_has_one_meaning() {
+        let domain = domain("ports.example.com");
+        let port = |port: u16, id: &str| Named::Port { port, sandbox: id.parse().unwrap() };
+        for (host, named) in [
+            ("8000-sabc.ports.example.com", port(8000, "sabc")),
+            ("8000-SABC.Ports.Example.com.", port(8000, "sabc")),
+            ("8000-sabc.ports.example.com:7070", port(8000, "sabc")),
+            ("ports.example.com", Named::Api),
+            ("xports.example.com", Named::Api),
+            ("8000-sabc.ports.example.com.evil.com", Named::Api),
+            ("127.0.0.1:7070", Named::Api),
+            ("[::1]:7070", Named::Api),
+            ("", Named::Api),
+            (".ports.example.com", Named::Nothing),
+            ("08000-sabc.ports.example.com", Named::Nothing),
+            ("0-sabc.ports.example.com", Named::Nothing),
+            ("65536-sabc.ports.example.com", Named::Nothing),
+            ("8000-.ports.example.com", Named::Nothing),
+            ("8000-sabc.a.ports.example.com", Named::Nothing),
+            ("a.8000-sabc.ports.example.com", Named::Nothing),
+            ("api.ports.example.com", Named::Nothing),
+            ("8000-s_abc.ports.example.com", Named::Nothing),
+        ] {
+            assert_eq!(domain.named(host), named, "{host}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_made_from_how_the_server_is_reached_unless_that_is_said() {
+        let id: SandboxId = "sabc".parse().unwrap();
+        let url = |text: &str, reached: &str, encrypted| domain(text).url(80, &id, reached, encrypted);
+        assert_eq!(url("a.b", "127.0.0.1:7070", false), "http://80-sabc.a.b:7070");
+        assert_eq!(url("a.b", "api.b", true), "https://80-sabc.a.b");
+        assert_eq!(url("https://a.b", "127.0.0.1:7070", false), "https://80-sabc.a.b");
+        assert_eq!(url("https://a.b:8443", "127.0.0.1:7070", false), "https://80-sabc.a.b:8443");
+    }
+
+    #[test]
+    fn what_is_no_domain_is_refused() {
+        for text in ["", "a_b", "10.0.0.1", "[::1]", "u@a.b", "ftp://a.b", "a..b", "a.b/c", "*.a.b", "a.b:x"]
+        {
+            assert!(text.parse::<Domain>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn two_hosts_are_none() {
+        let parts = |uri: &str, hosts: &[&str]| {
+            let mut request = Request::builder().uri(uri);
+            for host in hosts {
+                request = request.header(header::HOST, *host);
+            }
+            request.body(()).unwrap().into_parts().0
+        };
+        assert_eq!(authority(&parts("/", &["A:1"])).unwrap().as_deref(), Some("a:1"));
+        assert_eq!(authority(&parts("http://a/", &["a"])).unwrap().as_deref(), Some("a"));
+        assert_eq!(authority(&parts("http://a/", &[])).unwrap().as_deref(), Some("a"));
+        assert_eq!(authority(&parts("/", &[])).unwrap(), None);
+        for (uri, hosts) in [
+            ("/", vec!["a", "a"]),
+            ("http://a/", vec!["b"]),
+            ("/", vec!["u@a"]),
+            ("/", vec!["a b"]),
+            ("/", vec!["a/b"]),
+        ] {
+            assert!(authority(&parts(uri, &hosts)).is_err(), "{uri} {hosts:?}");
+        }
+    }
+}

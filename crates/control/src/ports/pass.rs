@@ -1,0 +1,282 @@
+//! One request to a server inside, and its answer; connections that become something else.
+//!
+//! Each request has a connection of its own inside, which ends with it: there is none that two requests could be mixed up on.
+//! Bodies are streamed both ways, within the windows of the connections they come by. Whoever goes away takes the connection
+//! inside along.
+
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId};
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, TE, UPGRADE};
+use axum::http::uri::PathAndQuery;
+use axum::http::{HeaderValue, Method, StatusCode, Uri, Version};
+use axum::response::Response;
+use bytes::Bytes;
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::client::conn::{http1, http2};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use node::Port;
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::JoinHandle;
+
+use super::headers;
+use crate::fault::{Answer, Fault};
+use crate::platform::Platform;
+
+/// An application that has nothing to say for so long is not waited for. Those that think longer send their head first.
+const HEAD_WITHIN: Duration = Duration::from_secs(300);
+/// Both sides have agreed to become something else: it happens at once.
+const UPGRADE_WITHIN: Duration = Duration::from_secs(10);
+/// What is held of one direction of a connection that has become something else.
+const COPY_BYTES: usize = 32 * 1024;
+/// What marks a request of gRPC, which speaks HTTP/2 only.
+const GRPC: &str = "application/grpc";
+
+/// How a request reached us.
+pub struct Outside {
+    /// The host it named, with the port if it named one, in lower case.
+    pub host: Option<String>,
+    /// Whether it came by HTTPS.
+    pub encrypted: bool,
+    /// From where.
+    pub peer: Option<IpAddr>,
+}
+
+/// Where a request goes, and how it came.
+pub struct Destination {
+    /// The sandbox.
+    pub sandbox: SandboxId,
+    /// The port inside.
+    pub port: u16,
+    /// Whose sandbox it is.
+    pub project: String,
+    /// How the request came.
+    pub outside: Outside,
+    /// Whether the application is told that it is asked as `localhost`: the host that was asked is the API's own.
+    pub local: bool,
+}
+
+/// What is held as long as a connection inside is in use.
+struct Held {
+    connection: JoinHandle<()>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// What an application answers.
+struct Coming {
+    body: Incoming,
+    _held: Held,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+impl hyper::body::Body for Coming {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Passes a request on and answers what the application answers.
+///
+/// # Errors
+/// Nothing listens there, or it does not answer as HTTP, or not in time.
+pub async fn pass(platform: &Arc<Platform>, to: Destination, mut request: Request) -> Answer<Response> {
+    if request.method() == Method::CONNECT {
+        let fix = "Use GET, POST or another method; for raw bytes there is `belljar forward`.";
+        return Err(Error::invalid("a port has no CONNECT", fix).into());
+    }
+    let place = platform.ports.place(&to.project)?;
+    let port = dial(platform, &to.sandbox, to.port).await?;
+    let wanted =
+        if request.version() == Version::HTTP_11 { headers::upgrade(request.headers()) } else { None };
+    let client = wanted.as_ref().map(|_| hyper::upgrade::on(&mut request));
+    let grpc = request.version() == Version::HTTP_2 && is_grpc(request.headers());
+    prepare(&mut request, &to, wanted, grpc)?;
+    let asking = if grpc { by_http2(port, request).await } else { by_http1(port, request).await };
+    let (mut answer, connection) = asking.map_err(|failure| failure.explain(to.port))?;
+    let held = Held { connection, _place: place };
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let Some(client) = client else {
+            return Err(Failure::Broken("it changed to a protocol nobody asked for".into()).explain(to.port));
+        };
+        let inside = hyper::upgrade::on(&mut answer);
+        tokio::spawn(become_something_else(client, inside, held));
+        return Ok(switching(answer));
+    }
+    let (mut head, body) = answer.into_parts();
+    headers::outwards(&mut head.headers);
+    Ok(Response::from_parts(head, Body::new(Coming { body, _held: held })))
+}
+
+/// Connects to a port.
+///
+/// # Errors
+/// The sandbox does not run, or nothing listens there.
+pub async fn dial(platform: &Platform, sandbox: &SandboxId, port: u16) -> Answer<Port> {
+    let call = platform.node.call(sandbox)?;
+    call.dial(port).await.map_err(|error| {
+        let fault = Fault::from(error);
+        // Not the request is wrong: what it is meant for is not there.
+        if fault.error().code == ErrorCode::NotFound { fault.status(StatusCode::BAD_GATEWAY) } else { fault }
+    })
+}
+
+/// Copies both ways until both have ended, or one has broken.
+pub async fn copy(
+    mut one: impl AsyncRead + AsyncWrite + Unpin,
+    mut other: impl AsyncRead + AsyncWrite + Unpin,
+) {
+    // How it ended is known to both sides: an end was passed on as an end, a break as a break.
+    let _ = copy_bidirectional_with_sizes(&mut one, &mut other, COPY_BYTES, COPY_BYTES).await;
+}
+
+/// Why an application did not answer.
+enum Failure {
+    Broken(String),
+    Late,
+}
+
+impl Failure {
+    fn explain(self, port: u16) -> Fault {
+        let (code, message, fix) = match self {
+            Self::Broken(why) => (
+                ErrorCode::Protocol,
+                format!("what listens on port {port} did not answer as HTTP: {why}"),
+                "See what the server inside printed; for another protocol than HTTP use `belljar forward`.",
+            ),
+            Self::Late => (
+                ErrorCode::Deadline,
+                format!("what listens on port {port} did not answer within {HEAD_WITHIN:?}"),
+                "See what the server inside is doing; long work should send the head of its answer first.",
+            ),
+        };
+        let (ran, retry) = (Ran::Unknown, Retry::Unknown);
+        Error { code, message, layer: Layer::UserCode, ran, retry, fix: fix.into() }.into()
+    }
+}
+
+type Asked = Result<(Response<Incoming>, JoinHandle<()>), Failure>;
+
+async fn by_http1(port: Port, request: Request) -> Asked {
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(port)).await.map_err(|error| broken(&error))?;
+    let connection = connection.with_upgrades();
+    let mut asking = Asking(Some(tokio::spawn(async move { drop(connection.await) })));
+    let answer = in_time(sender.send_request(request)).await?;
+    asking.done(answer)
+}
+
+async fn by_http2(port: Port, request: Request) -> Asked {
+    let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(port));
+    let (mut sender, connection) = in_time(handshake).await?;
+    let mut asking = Asking(Some(tokio::spawn(async move { drop(connection.await) })));
+    let answer = in_time(sender.send_request(request)).await?;
+    asking.done(answer)
+}
+
+/// A connection whose answer is being waited for. Whoever stops waiting ends it.
+struct Asking(Option<JoinHandle<()>>);
+
+impl Asking {
+    fn done(&mut self, answer: Response<Incoming>) -> Asked {
+        let connection = self.0.take().ok_or(Failure::Late)?;
+        Ok((answer, connection))
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if let Some(connection) = &self.0 {
+            connection.abort();
+        }
+    }
+}
+
+async fn in_time<T>(asking: impl Future<Output = hyper::Result<T>>) -> Result<T, Failure> {
+    match tokio::time::timeout(HEAD_WITHIN, asking).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(broken(&error)),
+        Err(_) => Err(Failure::Late),
+    }
+}
+
+fn broken(error: &hyper::Error) -> Failure {
+    Failure::Broken(node::error::chain(error))
+}
+
+/// Makes a request what it is for the application.
+fn prepare(request: &mut Request, to: &Destination, wanted: Option<HeaderValue>, grpc: bool) -> Answer<()> {
+    let host = match &to.outside.host {
+        Some(host) if !to.local => host.clone(),
+        Some(_) | None => format!("localhost:{}", to.port),
+    };
+    let wrong = || Error::invalid("the request's address cannot be passed on", "Mend the address.");
+    let value = HeaderValue::from_str(&host).map_err(|_| wrong())?;
+    headers::inwards(request.headers_mut(), &to.outside, value);
+    if let Some(wanted) = wanted {
+        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        request.headers_mut().insert(UPGRADE, wanted);
+    } else if !grpc {
+        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    let path = request.uri().path_and_query().map_or("/", PathAndQuery::as_str).to_owned();
+    let uri = if grpc {
+        request.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
+        Uri::builder().scheme("http").authority(host).path_and_query(path).build()
+    } else {
+        Uri::builder().path_and_query(path).build()
+    };
+    *request.uri_mut() = uri.map_err(|_| wrong())?;
+    *request.version_mut() = if grpc { Version::HTTP_2 } else { Version::HTTP_11 };
+    Ok(())
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(GRPC.as_bytes()))
+}
+
+/// The answer with which both sides become something else.
+fn switching(answer: Response<Incoming>) -> Response {
+    let (mut head, _) = answer.into_parts();
+    let upgraded = head.headers.get(UPGRADE).cloned();
+    headers::outwards(&mut head.headers);
+    head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    if let Some(upgraded) = upgraded {
+        head.headers.insert(UPGRADE, upgraded);
+    }
+    Response::from_parts(head, Body::empty())
+}
+
+async fn become_something_else(client: OnUpgrade, inside: OnUpgrade, held: Held) {
+    let both = async { tokio::try_join!(client, inside) };
+    if let Ok(Ok((client, inside))) = tokio::time::timeout(UPGRADE_WITHIN, both).await {
+        copy(TokioIo::new(client), TokioIo::new(inside)).await;
+    }
+    drop(held);
+}

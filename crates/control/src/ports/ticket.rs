@@ -1,0 +1,254 @@
+//! Tokens: as a header, once in an address, then as a cookie.
+//!
+//! A browser comes with the token in the address, is sent to the same address without it, and has a cookie from then on. The
+//! cookie is for this one host, and counts only for requests that the page of this host itself makes, or that a person makes by
+//! going there: a page of another sandbox, which is a neighbour in the same domain, cannot use it.
+
+use api::ports::{TOKEN_HEADER, TOKEN_QUERY};
+use api::{Error, ErrorCode, Layer, Ran, Retry};
+use axum::http::request::Parts;
+use axum::http::uri::PathAndQuery;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use node::journal::Ports as Gate;
+use sha2::{Digest, Sha256};
+
+use super::pass::Outside;
+use crate::fault::{Answer, Fault};
+
+/// The cookie, over HTTPS: no other host, no other path and no plain connection can set one of this name.
+const COOKIE_ENCRYPTED: &str = "__Host-belljar";
+/// The cookie, over plain HTTP.
+const COOKIE_PLAIN: &str = "belljar";
+
+/// What becomes of a request that may pass.
+pub enum Admitted {
+    /// It goes on, without what let it pass.
+    Yes,
+    /// It goes to the same address without the token, with a cookie.
+    Redirect(Response),
+}
+
+/// Lets a request pass whose port is public or that shows the token, and takes out what it showed.
+pub fn admit(parts: &mut Parts, outside: &Outside, gate: &Gate, port: u16) -> Answer<Admitted> {
+    let in_address = address_token(&parts.uri);
+    let by_address = in_address.as_deref().is_some_and(|token| is_it(token, gate));
+    let by_cookie = || cookies(&parts.headers).any(|token| is_it(token, gate)) && is_own(parts, outside);
+    if !gate.public.contains(&port) && !shown(parts, gate) && !by_address && !by_cookie() {
+        return Err(refused());
+    }
+    if in_address.is_some() {
+        parts.uri = without_token(&parts.uri);
+    }
+    if by_address && (parts.method == Method::GET || parts.method == Method::HEAD) {
+        return Ok(Admitted::Redirect(redirect(&parts.uri, outside, gate)));
+    }
+    Ok(Admitted::Yes)
+}
+
+/// Whether the token is in its header, once.
+pub fn shown(parts: &Parts, gate: &Gate) -> bool {
+    let mut values = parts.headers.get_all(TOKEN_HEADER).iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) => value.to_str().is_ok_and(|token| is_it(token, gate)),
+        _ => false,
+    }
+}
+
+/// The refusal, the same for a wrong token and for a sandbox that is not there.
+pub fn refused() -> Fault {
+    Error {
+        code: ErrorCode::Unauthorized,
+        message: "this port is private, and the request carries no token of its sandbox; or there is no such sandbox"
+            .into(),
+        layer: Layer::Policy,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: format!(
+            "Send the token as the header `{TOKEN_HEADER}`, or open the address that `belljar forward --url SANDBOX PORT` shows."
+        ),
+    }
+    .into()
+}
+
+/// Takes our cookies out of a request and leaves the others.
+pub fn forget_cookies(headers: &mut HeaderMap) {
+    let others: Vec<HeaderValue> = headers
+        .get_all(header::COOKIE)
+        .iter()
+        .filter_map(|value| {
+            let Ok(text) = value.to_str() else { return Some(value.clone()) };
+            let kept: Vec<&str> =
+                text.split(';').map(str::trim).filter(|pair| ours(pair).is_none()).collect();
+            if kept.is_empty() { None } else { HeaderValue::from_str(&kept.join("; ")).ok() }
+        })
+        .collect();
+    headers.remove(header::COOKIE);
+    for value in others {
+        headers.append(header::COOKIE, value);
+    }
+}
+
+/// Whether it is the token. Hashes are compared: how long that takes says nothing about the token.
+fn is_it(shown: &str, gate: &Gate) -> bool {
+    !gate.token.is_empty() && Sha256::digest(shown) == Sha256::digest(&gate.token)
+}
+
+fn cookies(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|text| text.split(';')).filter_map(|pair| ours(pair.trim()))
+}
+
+fn ours(pair: &str) -> Option<&str> {
+    let (name, value) = pair.split_once('=')?;
+    matches!(name, COOKIE_ENCRYPTED | COOKIE_PLAIN).then_some(value)
+}
+
+/// Whether a browser says that this host itself asks, or a person who goes there. Others than browsers say nothing.
+fn is_own(parts: &Parts, outside: &Outside) -> bool {
+    let said = |name: &str| parts.headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    let same = |origin: &str| {
+        origin.split_once("://").is_some_and(|(_, host)| outside.host.as_deref() == Some(host))
+    };
+    if said("origin").is_some_and(|origin| !same(origin)) {
+        return false;
+    }
+    match said("sec-fetch-site") {
+        None | Some("same-origin" | "none") => true,
+        Some(_) => {
+            let looks = parts.method == Method::GET || parts.method == Method::HEAD;
+            looks && said("sec-fetch-mode") == Some("navigate") && said("sec-fetch-dest") == Some("document")
+        }
+    }
+}
+
+fn address_token(uri: &Uri) -> Option<String> {
+    uri.query()?.split('&').find_map(is_token).map(str::to_owned)
+}
+
+fn is_token(pair: &str) -> Option<&str> {
+    pair.strip_prefix(TOKEN_QUERY)?.strip_prefix('=')
+}
+
+fn without_token(uri: &Uri) -> Uri {
+    let kept: Vec<&str> =
+        uri.query().unwrap_or_default().split('&').filter(|pair| is_token(pair).is_none()).collect();
+    let query = kept.join("&");
+    let path = uri.path();
+    let text = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = PathAndQuery::try_from(text).ok();
+    Uri::from_parts(parts).unwrap_or_default()
+}
+
+fn redirect(clean: &Uri, outside: &Outside, gate: &Gate) -> Response {
+    let target = clean.path_and_query().map_or("/", PathAndQuery::as_str);
+    // Two slashes in front would be another host.
+    let target = format!("/{}", target.trim_start_matches(['/', '\\']));
+    let (name, secure) = if outside.encrypted { (COOKIE_ENCRYPTED, "; Secure") } else { (COOKIE_PLAIN, "") };
+    let cookie = format!("{name}={}; Path=/; HttpOnly; SameSite=Lax{secure}", gate.token);
+    let headers = [
+        (header::LOCATION, target),
+        (header::SET_COOKIE, cookie),
+        (header::CACHE_CONTROL, "no-store".into()),
+        (header::REFERRER_POLICY, "no-referrer".into()),
+    ];
+    (StatusCode::SEE_OTHER, headers).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::Request;
+
+    fn gate() -> Gate {
+        Gate { token: "a".repeat(64), public: [9000].into() }
+    }
+
+    fn outside(encrypted: bool) -> Outside {
+        Outside { host: Some("8000-s.a.b".into()), encrypted, peer: None }
+    }
+
+    fn parts(method: &str, uri: &str, headers: &[(&str, &str)]) -> Parts {
+        let mut request = Request::builder().method(method).uri(uri);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn passes(headers: &[(&str, &str)], port: u16) -> bool {
+        admit(&mut parts("GET", "/", headers), &outside(false), &gate(), port).is_ok()
+    }
+
+    #[test]
+    fn the_token_opens_and_nothing_else_does() {
+        let (right, wrong) = ("a".repeat(64), "b".repeat(64));
+        assert!(passes(&[("belljar-token", &right)], 8000));
+        for headers in [
+            vec![],
+            vec![("belljar-token", wrong.as_str())],
+            vec![("belljar-token", "")],
+            vec![("belljar-token", &right), ("belljar-token", &right)],
+            vec![("authorization", &right)],
+            vec![("cookie", "belljar=")],
+        ] {
+            assert!(!passes(&headers, 8000), "{headers:?}");
+            assert!(passes(&headers, 9000), "a public port asks for nothing");
+        }
+        let empty = Gate::default();
+        let nothing = parts("GET", "/?belljar_token=", &[("belljar-token", ""), ("cookie", "belljar=")]);
+        assert!(
+            admit(&mut nothing.clone(), &outside(false), &empty, 8000).is_err(),
+            "no token opens nothing"
+        );
+    }
+
+    #[test]
+    fn a_token_in_an_address_becomes_a_cookie_of_this_host() {
+        let uri = format!("//evil.example/x?a=1&belljar_token={}&b=2", "a".repeat(64));
+        let uri = Uri::builder().path_and_query(uri).build().unwrap();
+        let mut asked = parts("GET", "/", &[]);
+        asked.uri = uri;
+        let Admitted::Redirect(response) = admit(&mut asked, &outside(true), &gate(), 8000).unwrap() else {
+            panic!("it went on")
+        };
+        let said = |name: header::HeaderName| response.headers()[name].to_str().unwrap().to_owned();
+        assert_eq!(said(header::LOCATION), "/evil.example/x?a=1&b=2");
+        let cookie = said(header::SET_COOKIE);
+        assert!(cookie.starts_with("__Host-belljar=aaa"), "{cookie}");
+        assert!(cookie.ends_with("; Path=/; HttpOnly; SameSite=Lax; Secure"), "{cookie}");
+        let mut posted = parts("POST", &format!("/x?belljar_token={}", "a".repeat(64)), &[]);
+        assert!(matches!(admit(&mut posted, &outside(false), &gate(), 8000), Ok(Admitted::Yes)));
+        assert_eq!(posted.uri, "/x");
+    }
+
+    #[test]
+    fn a_cookie_counts_only_for_the_host_itself() {
+        // N-17
+        let cookie = format!("x=1; belljar={}", "a".repeat(64));
+        let with = |more: &[(&str, &str)]| {
+            let mut headers = vec![("cookie", cookie.as_str())];
+            headers.extend(more);
+            passes(&headers, 8000)
+        };
+        assert!(with(&[]));
+        assert!(with(&[("sec-fetch-site", "same-origin"), ("origin", "http://8000-s.a.b")]));
+        let going = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")];
+        assert!(with(&[going[0], going[1], ("sec-fetch-dest", "document")]));
+        assert!(!with(&[going[0], going[1], ("sec-fetch-dest", "iframe")]));
+        assert!(!with(&[("sec-fetch-site", "same-site"), ("sec-fetch-mode", "no-cors")]));
+        assert!(!with(&[("origin", "http://8000-other.a.b")]));
+        assert!(!with(&[("origin", "null")]));
+    }
+
+    #[test]
+    fn our_cookies_are_forgotten_and_others_are_not() {
+        let mut headers = parts("GET", "/", &[("cookie", "a=1; belljar=x;__Host-belljar=y; b=2")]).headers;
+        forget_cookies(&mut headers);
+        assert_eq!(headers["cookie"], "a=1; b=2");
+        let mut headers = parts("GET", "/", &[("cookie", "belljar=x")]).headers;
+        forget_cookies(&mut headers);
+        assert!(headers.is_empty());
+    }
+}

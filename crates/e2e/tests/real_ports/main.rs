@@ -1,0 +1,25 @@
+//! Ports inside sandboxes, reached through a real server: an application the test brings along, asked by curl, by raw sockets,
+//! by `belljar forward` and by a browser.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`http`] | what an application is asked and what it answers, by name and by headers, with HTTP/1.1 and HTTP/2 |
+//! | [`streams`] | WebSocket, events, large bodies, tunnels |
+//! | [`ends`] | whoever goes away: clients, applications, servers |
+//! | [`browser`] | a page in Chromium |
+//! | [`ground`] | what all of them stand on |
+
+// A test fails by panicking, and says what it measured.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr
+)]
+
+mod browser;
+mod ends;
+mod ground;
+mod http;
+mod streams;

@@ -1,0 +1,159 @@
+//! Connections to what listens inside: one request is one connection, its body one direction, the answer's the other.
+//!
+//! ```text
+//! dial ──refused──▶ an error          body ends ──▶ no more is written       body breaks, or the answer is not wanted ──▶ reset
+//!   └─ok──▶ both ways, each in its own time          nothing more is read ──▶ the answer ends
+//! ```
+//!
+//! An end is passed on as an end and a break as a break, so that what was cut off is never taken for whole. A server that does
+//! not read holds up its own connection and no other: each has a window of its own in HTTP/2.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use api::ports::CONNECTIONS_MAX;
+use api::{Error, ErrorCode, Layer, Ran, Retry};
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, Incoming};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+
+/// On the loopback interface a server takes a connection at once, or its queue is full.
+const DIAL_WITHIN: Duration = Duration::from_secs(5);
+/// What is read at once.
+const PIECE_BYTES: usize = 64 * 1024;
+/// Pieces waiting for a slow reader.
+const PIECES_WAITING: usize = 2;
+
+/// Places for connections. This process is one sandbox.
+static PLACES: Semaphore = Semaphore::const_new(CONNECTIONS_MAX);
+
+/// What a server inside says, as the body of an answer. It has ended when that was said, and else it broke.
+pub struct Said {
+    pieces: mpsc::Receiver<Piece>,
+    ended: bool,
+}
+
+enum Piece {
+    Data(Bytes),
+    End,
+}
+
+/// A connection broke, here or there.
+struct Broken;
+
+impl Body for Said {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        self.pieces.poll_recv(context).map(|piece| {
+            self.ended = !matches!(piece, Some(Piece::Data(_)));
+            match piece {
+                Some(Piece::Data(bytes)) => Some(Ok(Frame::data(bytes))),
+                Some(Piece::End) => None,
+                None => Some(Err(io::ErrorKind::ConnectionReset.into())),
+            }
+        })
+    }
+}
+
+/// Connects to a port and passes on both ways from now on.
+///
+/// # Errors
+/// Nothing listens there, or there are as many connections as there may be.
+pub async fn open(port: u16, heard: Incoming) -> Result<Said, Error> {
+    let place = PLACES.try_acquire().map_err(|_| Error {
+        code: ErrorCode::Capacity,
+        message: format!("the sandbox has {CONNECTIONS_MAX} connections open, the most there may be"),
+        layer: Layer::Sandbox,
+        ran: Ran::No,
+        retry: Retry::Safe,
+        fix: "Close some of them, or wait until one ends.".into(),
+    })?;
+    let stream = dial(port).await?;
+    let _ = stream.set_nodelay(true);
+    let (say, pieces) = mpsc::channel(PIECES_WAITING);
+    tokio::task::spawn_local(pass(stream, heard, say, place));
+    Ok(Said { pieces, ended: false })
+}
+
+async fn dial(port: u16) -> Result<TcpStream, Error> {
+    let mut late = false;
+    for address in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
+        match tokio::time::timeout(DIAL_WITHIN, TcpStream::connect(SocketAddr::new(address, port))).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(_)) => {}
+            Err(_) => late = true,
+        }
+    }
+    let (code, message, fix) = if late {
+        (
+            ErrorCode::Deadline,
+            format!("what listens on port {port} of the sandbox takes no connection"),
+            "See what the server inside is doing; its queue of connections is full.".to_owned(),
+        )
+    } else {
+        (
+            ErrorCode::NotFound,
+            format!("nothing listens on port {port} of the sandbox"),
+            format!("Start a server on port {port} inside; it must listen on 127.0.0.1 or 0.0.0.0."),
+        )
+    };
+    Err(Error { code, message, layer: Layer::UserCode, ran: Ran::No, retry: Retry::Safe, fix })
+}
+
+async fn pass(
+    mut stream: TcpStream,
+    heard: Incoming,
+    say: mpsc::Sender<Piece>,
+    _place: SemaphorePermit<'static>,
+) {
+    let (read, write) = stream.split();
+    if tokio::try_join!(inwards(heard, write), outwards(read, say)).is_err() {
+        // Whoever is at the other end inside must not take it for an end either.
+        let _ = stream.set_zero_linger();
+    }
+}
+
+async fn inwards(mut heard: Incoming, mut write: WriteHalf<'_>) -> Result<(), Broken> {
+    while let Some(frame) = heard.frame().await {
+        if let Ok(bytes) = frame.map_err(|_| Broken)?.into_data() {
+            write.write_all(&bytes).await.map_err(|_| Broken)?;
+        }
+    }
+    write.shutdown().await.map_err(|_| Broken)
+}
+
+async fn outwards(mut read: ReadHalf<'_>, say: mpsc::Sender<Piece>) -> Result<(), Broken> {
+    let mut buffer = vec![0; PIECE_BYTES];
+    loop {
+        let count = tokio::select! {
+            count = read.read(&mut buffer) => count.map_err(|_| Broken)?,
+            // Nobody is left to read it.
+            () = say.closed() => return Err(Broken),
+        };
+        // A copy: a small piece must not keep a large buffer while it waits.
+        let piece = match buffer.get(..count) {
+            None | Some([]) => Piece::End,
+            Some(bytes) => Piece::Data(Bytes::copy_from_slice(bytes)),
+        };
+        let is_end = matches!(piece, Piece::End);
+        say.send(piece).await.map_err(|_| Broken)?;
+        if is_end {
+            return Ok(());
+        }
+    }
+}
