@@ -112,20 +112,16 @@ fn a_connection_keeps_its_sandbox_and_there_are_so_many_and_no_more() {
 
 #[test]
 fn an_open_connection_is_a_use_of_its_sandbox() {
+    const IDLE: Duration = Duration::from_secs(4);
     on_each_tier(async |service, tier| {
-        let application = Application::with(service, CreateSandbox { tier, ..small() }).await;
-        let id = &application.sandbox.id;
+        let idle_ms = u64::try_from(IDLE.as_millis()).unwrap();
+        let application = Application::left_behind(service, CreateSandbox { tier, idle_ms, ..small() }).await;
+        let (client, id) = (&application.client, &application.sandbox.id);
         let mut socket = application.websocket();
-        // The application is an exec, which keeps its sandbox in use as well: another one, that ends, serves here.
-        let client = &application.client;
-        for exec in client.execs(id).await.unwrap() {
-            assert!(exec.outcome.is_none());
-        }
+        tokio::time::sleep(2 * IDLE).await;
         assert_eq!(crate::ground::exchange(&mut socket, "still there"), "still there");
-        client.stop(id).await.unwrap();
-        let ended = client.sandbox(id).await.unwrap();
-        assert_eq!(ended.reason, Some(EndReason::Stopped));
-        socket.get_ref().set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-        assert!(socket.read(&mut [0; 16]).map_or(true, |count| count == 0), "a stopped sandbox talks");
+        drop(socket);
+        until(WITHIN, "its end", async || client.sandbox(id).await.unwrap().state.is_terminal()).await;
+        assert_eq!(client.sandbox(id).await.unwrap().reason, Some(EndReason::Idle));
     });
 }

@@ -52,6 +52,17 @@ impl Application {
         application
     }
 
+    /// Likewise, but the program is no exec that runs: one has left it behind.
+    pub(crate) async fn left_behind(service: &Service, request: CreateSandbox) -> Self {
+        let client = service.client();
+        let sandbox = client.create(&request).await.unwrap();
+        let line = "python3 -u -c \"$PROGRAM\" > /tmp/said 2>&1 & until grep -q serving /tmp/said; do sleep 0.1; done";
+        let env = [("PROGRAM".to_owned(), APPLICATION.to_owned())].into();
+        let spec = ExecSpec { env, ..e2e::lab::script(line) };
+        client.exec(&sandbox.id, &spec).await.unwrap().collect().await.unwrap();
+        Self { port: client.port(&sandbox.id, 8000).await.unwrap(), client, sandbox }
+    }
+
     /// Starts the program.
     pub(crate) async fn serve(&self) {
         let argv = ["python3", "-u", "-c", APPLICATION].map(str::to_owned).to_vec();
