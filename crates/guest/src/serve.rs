@@ -54,11 +54,6 @@ const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Frames waiting for a slow reader.
 const FRAMES_WAITING: usize = 2;
 
-/// What a process or a server inside that does not read may leave unread here.
-const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
-/// All of them at once, and all execs besides: none waits because another is not read.
-const CONNECTION_WINDOW_BYTES: u32 = 512 * STREAM_WINDOW_BYTES;
-
 type Body = Either<Full<Bytes>, Either<Channel<Bytes>, Either<files::Answer, Said>>>;
 type Reply = Result<Response<Body>, Error>;
 
@@ -86,8 +81,6 @@ pub async fn serve(stream: UnixStream, table: Rc<Table>) {
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_frame_size(FRAME_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .serve_connection(TokioIo::new(stream), service)
         .await;
 }
