@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::id::ExecId;
 use crate::limits;
+use crate::terminal::TerminalSize;
 
 /// A request to run one command. Sent with `PUT /execs/{id}`; sent again with the same id it changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +43,11 @@ pub struct ExecSpec {
     /// Whether processes that the command leaves behind go on after it has ended.
     #[serde(default)]
     pub background: Background,
+    /// Runs it on a terminal of this size: its three streams are one pseudo-terminal, which it controls. What it writes
+    /// is standard output; standard input is implied.
+    // Left out where there is none: a guest of a release that knew no terminals refuses fields it does not know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal: Option<TerminalSize>,
 }
 
 /// What happens when an exec's output is larger than what is kept.
@@ -147,6 +153,9 @@ pub struct ExecInfo {
     pub stdout_bytes: u64,
     /// Bytes written to standard error so far.
     pub stderr_bytes: u64,
+    /// Bytes of standard input taken so far: the offset of the next.
+    #[serde(default)]
+    pub stdin_bytes: u64,
     /// How long the command itself has run, or ran.
     pub duration_ms: u64,
     /// Its own wall-clock limit, if it has one. A node that was not there when it started learns from this, with
@@ -159,6 +168,9 @@ pub struct ExecInfo {
     /// How long ago it ended, once it has.
     #[serde(default)]
     pub ended_ms_ago: Option<u64>,
+    /// The size of its terminal, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal: Option<TerminalSize>,
 }
 
 /// The last thing a reader of an exec's output gets.
@@ -255,7 +267,21 @@ impl ExecSpec {
             ));
         }
         self.check_env()?;
+        self.check_terminal()?;
         self.check_numbers()
+    }
+
+    fn check_terminal(&self) -> Result<(), Error> {
+        let Some(size) = self.terminal else { return Ok(()) };
+        size.check()?;
+        // Its readers come and go: a program must not stand still because nobody looks.
+        if self.output == OutputMode::Block {
+            return Err(Error::invalid(
+                "a terminal has no output mode `block`",
+                "Use `keep`, which leaves the last bytes as scrollback, or `kill`.",
+            ));
+        }
+        Ok(())
     }
 
     fn check_env(&self) -> Result<(), Error> {
@@ -313,6 +339,17 @@ impl ExecSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_without_a_terminal_is_written_as_before_there_were_any() {
+        let spec = ExecSpec { argv: vec!["true".into()], ..ExecSpec::default() };
+        assert!(!serde_json::to_string(&spec).unwrap().contains("terminal"));
+        let size = TerminalSize { cols: 80, rows: 24 };
+        let spec = ExecSpec { terminal: Some(size), ..spec };
+        assert_eq!(spec.check(), Ok(()));
+        let spec = ExecSpec { output: OutputMode::Block, ..spec };
+        assert!(spec.check().unwrap_err().message.contains("block"));
+    }
 
     #[test]
     fn an_exec_without_a_deadline_may_leave_it_unsaid() {

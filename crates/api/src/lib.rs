@@ -5,6 +5,7 @@
 //! | [`id`] | the names of sandboxes and execs, checked once, when they are made |
 //! | [`sandbox`] | what a sandbox is asked to be, how it is doing, and why it ended |
 //! | [`exec`] | what an exec is asked to do, how it is doing, and how it ended |
+//! | [`terminal`] | an exec on a pseudo-terminal, and what is said about it over a WebSocket |
 //! | [`output`] | an exec's output as lines of JSON, for the public API |
 //! | [`ports`] | ports inside a sandbox, reached from outside |
 //! | [`account`] | projects and keys |
@@ -35,6 +36,7 @@ pub mod ports;
 pub mod posture;
 pub mod sandbox;
 pub mod server;
+pub mod terminal;
 
 pub use error::{Error, ErrorCode, Layer, Ran, Retry};
 pub use id::{ExecId, SandboxId};

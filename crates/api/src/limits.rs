@@ -45,6 +45,8 @@ pub const UID: u32 = 1000;
 pub const USER: &str = "sandbox";
 /// Execs a guest keeps in its table, ended ones included; the oldest ended ones make room.
 pub const EXECS_MAX: usize = 1024;
+/// Terminals of one sandbox at once. Each is memory of the kernel, and on a container's host there are 4096 for all.
+pub const TERMINALS_MAX: usize = 32;
 /// The extra groups by which the processes of execs are told apart: the guest gives each exec one of them, the node
 /// checks that a user process has exactly one. Above every group of an image, below `nogroup`.
 pub const EXEC_GROUPS: RangeInclusive<u32> = 20_000..=59_999;

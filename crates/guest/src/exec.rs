@@ -5,6 +5,8 @@
 //!    └─could not──▶ never was         └─deadline · cancel · output limit · memory──▶ swept, then ended
 //! ```
 //!
+//! On a terminal there is one stream instead of two pipes, and whoever still holds the terminal after the end is hung up.
+//!
 //! An exec that never was has no outcome: whoever asked for it, or for its output, is told why.
 //!
 //! The outcome is decided by the first reason to end it, else by how the process ended. Pipes decide nothing: a
@@ -17,21 +19,26 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use api::exec::{Background, ExecEnd, ExecInfo, ExecSpec, Outcome, Stream};
-use api::{Error, ExecId, limits};
-use rustix::process::WaitStatus;
-use tokio::io::Interest;
+use api::terminal::TerminalSize;
+use api::{Error, ErrorCode, ExecId, limits};
+use rustix::process::{Signal, WaitStatus};
 use tokio::sync::{Notify, SetOnce};
 use tokio::time::Instant;
 
 use crate::init;
+use crate::launch::{Ends, Terminal};
 use crate::memory::Kills;
 use crate::spare;
 use crate::spool::{Spool, Taken};
+use crate::stdin::Stdin;
 use crate::sweep::{self, Whom};
-use crate::watched::{Watched, watch};
+use crate::terminal;
+use crate::watched::Watched;
 
 /// One read of a pipe. Shared by all execs: a read and its spooling happen without a pause between.
 const SCRATCH_BYTES: usize = 256 * 1024;
+/// What a terminal can hold that was written and not read: Linux has 68 KiB, gVisor 128 KiB and a page.
+const TERMINAL_BYTES_MAX: usize = 256 * 1024;
 
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH_BYTES]);
@@ -51,6 +58,12 @@ pub struct Exec {
     kills: Rc<Kills>,
     kills_before: u64,
     spools: RefCell<[Spool; 2]>,
+    /// Its standard input.
+    pub stdin: Stdin,
+    /// Its terminal, from its start to its end, if it has one.
+    terminal: RefCell<Option<Terminal>>,
+    /// The size of that.
+    size: Cell<Option<TerminalSize>>,
     /// Whether its process became its program, once that is known.
     verdict: SetOnce<Result<(), Error>>,
     status: Cell<Option<WaitStatus>>,
@@ -63,14 +76,6 @@ pub struct Exec {
     room: Notify,
     /// The process has ended, or there is a reason to end it.
     decided: Notify,
-}
-
-/// Our ends of a started process's output.
-pub struct Pipes {
-    /// Its standard output.
-    pub stdout: OwnedFd,
-    /// Its standard error.
-    pub stderr: OwnedFd,
 }
 
 impl Exec {
@@ -92,6 +97,9 @@ impl Exec {
             kills_before: kills.count(),
             kills,
             spools: RefCell::new([spool(), spool()]),
+            stdin: Stdin::default(),
+            terminal: RefCell::new(None),
+            size: Cell::new(spec.terminal),
             verdict: SetOnce::new(),
             status: Cell::new(None),
             reason: RefCell::new(None),
@@ -132,10 +140,12 @@ impl Exec {
             processes,
             stdout_bytes: stdout.written(),
             stderr_bytes: stderr.written(),
+            stdin_bytes: self.stdin.received(),
             duration_ms: whole_ms(ran),
             deadline_ms: self.deadline.map(whole_ms),
             grace_ms: whole_ms(self.grace),
             ended_ms_ago: end.as_ref().map(|_| whole_ms(self.started.elapsed().saturating_sub(ran))),
+            terminal: self.size.get(),
         }
     }
 
@@ -188,20 +198,54 @@ impl Exec {
         self.verdict.wait().await.clone()
     }
 
-    /// Lives the exec from start to end.
-    pub async fn live(self: Rc<Self>, pipes: Pipes) {
-        let (Ok(stdout), Ok(stderr)) =
-            (watch(pipes.stdout, Interest::READABLE), watch(pipes.stderr, Interest::READABLE))
-        else {
-            self.ask_to_end(Outcome::Unknown);
-            self.until_swept().await;
-            self.finish(0);
-            return self.complete();
+    /// Takes over our ends of its process's streams; gives back those to be read.
+    pub fn hold(&self, ends: Ends) -> Vec<(Stream, Rc<Watched>)> {
+        self.stdin.open(ends.stdin);
+        self.terminal.replace(ends.terminal);
+        ends.streams
+    }
+
+    /// Whether it was started on a terminal.
+    pub fn is_terminal(&self) -> bool {
+        self.size.get().is_some()
+    }
+
+    /// Whether it has a terminal open.
+    pub fn has_terminal(&self) -> bool {
+        self.terminal.borrow().is_some()
+    }
+
+    /// Gives its terminal another size.
+    pub fn resize(&self, size: TerminalSize) -> Result<(), Error> {
+        size.check()?;
+        let terminal = self.terminal.borrow();
+        let Some(Terminal { master, .. }) = &*terminal else {
+            let message = format!("exec {} has no terminal", self.id);
+            let fix = "Start it with `terminal`; one that has ended has none any more.";
+            return Err(Error { code: ErrorCode::Conflict, ..Error::invalid(message, fix) });
         };
-        let streams = [(Stream::Stdout, Rc::new(stdout)), (Stream::Stderr, Rc::new(stderr))];
-        let pumps = streams
-            .clone()
-            .map(|(stream, pipe)| tokio::task::spawn_local(Rc::clone(&self).pump(stream, pipe)));
+        terminal::resize(master.get_ref(), size).map_err(|error| {
+            Error::invalid(format!("the terminal cannot have that size: {error}"), "Choose another.")
+        })?;
+        if self.size.replace(Some(size)) != Some(size) && !terminal::tells_sizes(master.get_ref()) {
+            sweep::signal(Whom::Group(self.group), Signal::WINCH);
+        }
+        Ok(())
+    }
+
+    /// Lets go of its terminal and its standard input. Whatever still has the terminal is hung up.
+    pub fn hang_up(&self) {
+        if self.terminal.take().is_some() {
+            self.stdin.close();
+        }
+    }
+
+    /// Lives the exec from start to end.
+    pub async fn live(self: Rc<Self>, streams: Vec<(Stream, Rc<Watched>)>) {
+        let pumps: Vec<_> = streams
+            .iter()
+            .map(|(stream, pipe)| tokio::task::spawn_local(Rc::clone(&self).pump(*stream, Rc::clone(pipe))))
+            .collect();
         self.until_decided().await;
         if self.status.get().is_none() || self.background == Background::Kill || self.is_struck() {
             self.until_swept().await;
@@ -212,14 +256,16 @@ impl Exec {
         for pump in pumps {
             pump.abort();
         }
-        let pending = streams.each_ref().map(|(_, pipe)| pending(pipe));
+        let pending: Vec<usize> = streams.iter().map(|(_, pipe)| self.pending(pipe)).collect();
         let left = u32::try_from(sweep::find(Whom::Group(self.group)).len()).unwrap_or(u32::MAX);
         self.finish(left);
         for ((stream, pipe), bytes) in streams.iter().zip(pending) {
             self.drain(*stream, pipe, bytes).await;
         }
+        let is_terminal = self.has_terminal();
+        self.hang_up();
         self.complete();
-        if left > 0 {
+        if left > 0 && !is_terminal {
             for (_, pipe) in streams {
                 tokio::task::spawn_local(discard(pipe));
             }
@@ -254,6 +300,10 @@ impl Exec {
 
     /// Ends all its processes and waits until the first of them is reaped.
     async fn until_swept(&self) {
+        if self.has_terminal() {
+            // An interactive shell ignores the SIGTERM that everybody gets. This is what it ends by.
+            sweep::signal(Whom::Group(self.group), Signal::HUP);
+        }
         sweep::end(Whom::Group(self.group), self.grace).await;
         loop {
             let decided = self.decided.notified();
@@ -332,6 +382,15 @@ impl Exec {
         }
     }
 
+    /// How many bytes may be in a pipe now. A terminal does not say, and is read until it has nothing.
+    fn pending(&self, pipe: &Watched) -> usize {
+        if self.has_terminal() {
+            return TERMINAL_BYTES_MAX;
+        }
+        let count = rustix::io::ioctl_fionread(pipe.get_ref()).ok();
+        count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
+    }
+
     /// Waits until the spool takes at least one byte; says how many it takes.
     async fn until_room(&self, stream: Stream) -> usize {
         loop {
@@ -372,10 +431,6 @@ async fn discard(pipe: Rc<Watched>) {
             _ => tokio::task::yield_now().await,
         }
     }
-}
-
-fn pending(pipe: &Watched) -> usize {
-    rustix::io::ioctl_fionread(pipe.get_ref()).ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

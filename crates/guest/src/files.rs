@@ -37,19 +37,18 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use api::exec::ExecSpec;
+use api::exec::{ExecSpec, Stream};
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Frame, Incoming};
 use rustix::buffer::spare_capacity;
-use tokio::io::Interest;
 use tokio::task::JoinHandle;
 
-use crate::launch::verdict;
+use crate::launch::{Ends, verdict};
 use crate::sweep::{self, Whom};
 use crate::table::{Assistant, Table};
-use crate::watched::{Watched, watch};
+use crate::watched::Watched;
 
 /// What becomes the process that serves a request.
 const WORKER: [&str; 2] = ["/.belljar/guest", "files"];
@@ -58,7 +57,7 @@ const CHUNK_BYTES: usize = 256 * 1024;
 
 /// An answer that is being made. Dropping it ends the process that makes it.
 pub struct Answer {
-    pipe: Watched,
+    pipe: Rc<Watched>,
     asking: JoinHandle<()>,
     assistant: Assistant,
     ended: bool,
@@ -69,15 +68,17 @@ pub async fn serve(body: Incoming, table: &Rc<Table>) -> Result<Answer, Error> {
     let spec = ExecSpec { argv: WORKER.map(str::to_owned).to_vec(), stdin: true, ..ExecSpec::default() };
     let (launched, assistant) = table.assist(&spec).await?;
     verdict(&spec, assistant.group(), launched.verdict).await?;
-    let pipe = launched.stdin.ok_or_else(|| no_pipe(io::ErrorKind::NotFound.into()));
-    let stdin = watch(pipe?, Interest::WRITABLE).map_err(no_pipe)?;
-    let pipe = watch(launched.stdout, Interest::READABLE).map_err(no_pipe)?;
+    let Ends { streams, stdin, .. } = launched.ends;
+    let stdout = streams.into_iter().find(|(stream, _)| *stream == Stream::Stdout);
+    let (Some(stdin), Some((_, pipe))) = (stdin, stdout) else {
+        return Err(no_pipe(io::ErrorKind::NotFound.into()));
+    };
     let asking = tokio::task::spawn_local(send(body, stdin));
     Ok(Answer { pipe, asking, assistant, ended: false })
 }
 
 /// Passes the request on. Closing the pipe says that there is no more, or that it broke off: the parts tell which.
-async fn send(mut body: Incoming, pipe: Watched) {
+async fn send(mut body: Incoming, pipe: Rc<Watched>) {
     while let Some(Ok(frame)) = body.frame().await {
         let Ok(bytes) = frame.into_data() else { continue };
         let mut bytes = &bytes[..];

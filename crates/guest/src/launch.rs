@@ -1,7 +1,7 @@
 //! The one place that makes a process.
 //!
-//! Between fork and exec the child joins the cgroup of user code, takes its three descriptors, loses every
-//! privilege and only then enters its directory and becomes the program: nothing that user code can influence
+//! Between fork and exec the child joins the cgroup of user code, takes its three descriptors (pipes, or one terminal,
+//! which then is its session's), loses every privilege and only then enters its directory and becomes the program: nothing that user code can influence
 //! happens before the last restriction holds.
 //!
 //! From the moment it has its uid, other processes of that uid can send it signals, SIGSTOP among them. So the guest
@@ -11,16 +11,19 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
 use std::time::Duration;
 
-use api::exec::ExecSpec;
+use api::exec::{ExecSpec, Stream};
+use api::terminal::TerminalSize;
 use api::{Error, ErrorCode, Layer, Ran, Retry, limits};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use tokio::io::Interest;
 
 use crate::sweep::{self, Whom};
-use crate::watched::watch;
+use crate::terminal::{self, Pair};
+use crate::watched::{Watched, watch};
 
 /// The few variables every exec has. Nothing of the host is among them.
 const ENVIRONMENT: [(&str, &str); 7] = [
@@ -32,6 +35,8 @@ const ENVIRONMENT: [(&str, &str); 7] = [
     ("TZ", "UTC"),
     ("USER", limits::USER),
 ];
+/// What a program on a terminal may expect of it, unless the request says otherwise: all that draw today know it.
+const TERM: (&str, &str) = ("TERM", "xterm-256color");
 const DIRECTORY: &str = "/workspace";
 /// Fewer, larger reads carry a flood of output; Linux grants 1 MiB to anybody.
 const PIPE_BYTES: usize = 1 << 20;
@@ -41,18 +46,39 @@ const CAPABILITY_LAST: libc::c_ulong = 63;
 /// From fork to exec takes a millisecond; what takes this long has been stopped by another process of its user.
 const VERDICT_WITHIN: Duration = Duration::from_secs(2);
 
-/// A process that is becoming a program, and our ends of its pipes.
+/// A process that is becoming a program, and our ends of its streams.
 pub struct Launched {
     /// The process.
     pub pid: Pid,
     /// Says why it could not become the program; closes when it has.
     pub verdict: OwnedFd,
-    /// Where its standard output can be read.
-    pub stdout: OwnedFd,
-    /// Where its standard error can be read.
-    pub stderr: OwnedFd,
+    /// Our ends.
+    pub ends: Ends,
+}
+
+/// Our ends of a process's streams.
+pub struct Ends {
+    /// Where its output can be read.
+    pub streams: Vec<(Stream, Rc<Watched>)>,
     /// Where its standard input can be written, if it has one.
-    pub stdin: Option<OwnedFd>,
+    pub stdin: Option<Rc<Watched>>,
+    /// Its terminal, if it has one: the same as its one stream and its input.
+    pub terminal: Option<Terminal>,
+}
+
+/// The terminal of a process.
+pub struct Terminal {
+    /// Our end.
+    pub master: Rc<Watched>,
+    /// The other end, held so that nobody but us closes it for good.
+    pub _slave: OwnedFd,
+}
+
+/// The process's ends of its streams, until it is forked.
+struct Theirs {
+    stdin: OwnedFd,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
 }
 
 /// What the child does to itself before it becomes the program. Made before the fork: a child may not allocate.
@@ -61,6 +87,8 @@ struct Descent {
     uid: libc::uid_t,
     groups: [libc::gid_t; 1],
     directory: CString,
+    /// Whether its standard input is a terminal, which becomes its session's.
+    terminal: bool,
 }
 
 /// What the child needs to become the program, as the kernel wants it.
@@ -81,28 +109,62 @@ pub fn launch(spec: &ExecSpec, group: u32, cgroups: &[OwnedFd]) -> Result<Launch
         uid: spec.uid.unwrap_or(limits::UID),
         groups: [group],
         directory: c_string(spec.cwd.as_deref().unwrap_or(DIRECTORY)).map_err(failed)?,
+        terminal: spec.terminal.is_some(),
     };
     let program = Program::new(spec).map_err(failed)?;
-    let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()));
-    let ((stdout, stdout_child), (stderr, stderr_child), (verdict, verdict_child)) =
-        (pipe()?, pipe()?, pipe()?);
-    let (stdin_child, stdin) = if spec.stdin {
-        let (child, ours) = pipe()?;
-        (child, Some(ours))
-    } else {
-        (null().map_err(failed)?, None)
+    let (verdict, verdict_child) = pipe().map_err(failed)?;
+    let (ends, theirs) = match spec.terminal {
+        Some(size) => on_terminal(spec, size)?,
+        None => on_pipes(spec.stdin).map_err(failed)?,
     };
-    for pipe in [&stdout, &stderr] {
-        let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
-    }
-    let streams = [stdin_child.as_raw_fd(), stdout_child.as_raw_fd(), stderr_child.as_raw_fd()];
+    let streams = [theirs.stdin.as_raw_fd(), theirs.stdout.as_raw_fd(), theirs.stderr.as_raw_fd()];
     // SAFETY: this process has one thread, and the child makes only system calls on memory made before.
     let pid = match unsafe { libc::fork() } {
         0 => become_program(&descent, &program, streams, verdict_child.as_raw_fd()),
         pid => Pid::from_raw(pid).filter(|_| pid > 0),
     };
     let pid = pid.ok_or_else(|| failed(io::Error::last_os_error()))?;
-    Ok(Launched { pid, verdict, stdout, stderr, stdin })
+    Ok(Launched { pid, verdict, ends })
+}
+
+/// Three pipes, or two and nothing to read.
+fn on_pipes(stdin: bool) -> io::Result<(Ends, Theirs)> {
+    let ((stdout, stdout_child), (stderr, stderr_child)) = (pipe()?, pipe()?);
+    for pipe in [&stdout, &stderr] {
+        let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
+    }
+    let (stdin_child, stdin) = if stdin {
+        let (child, ours) = pipe()?;
+        (child, Some(Rc::new(watch(ours, Interest::WRITABLE)?)))
+    } else {
+        (null()?, None)
+    };
+    let read = |pipe| watch(pipe, Interest::READABLE).map(Rc::new);
+    let streams = vec![(Stream::Stdout, read(stdout)?), (Stream::Stderr, read(stderr)?)];
+    let theirs = Theirs { stdin: stdin_child, stdout: stdout_child, stderr: stderr_child };
+    Ok((Ends { streams, stdin, terminal: None }, theirs))
+}
+
+/// One terminal for everything.
+fn on_terminal(spec: &ExecSpec, size: TerminalSize) -> Result<(Ends, Theirs), Error> {
+    let opened = terminal::open(size, spec.uid.unwrap_or(limits::UID));
+    let Pair { master, slave } = opened.map_err(|error| match terminal::is_full(&error) {
+        true => no_terminal(),
+        false => spawn_failed(spec, &error),
+    })?;
+    let shared = || -> io::Result<(Ends, Theirs)> {
+        let master = Rc::new(watch(master, Interest::READABLE | Interest::WRITABLE)?);
+        let theirs =
+            Theirs { stdin: slave.try_clone()?, stdout: slave.try_clone()?, stderr: slave.try_clone()? };
+        let streams = vec![(Stream::Stdout, Rc::clone(&master))];
+        let (stdin, terminal) = (Some(Rc::clone(&master)), Some(Terminal { master, _slave: slave }));
+        Ok((Ends { streams, stdin, terminal }, theirs))
+    };
+    shared().map_err(|error| spawn_failed(spec, &error))
+}
+
+fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(pipe_with(PipeFlags::CLOEXEC)?)
 }
 
 /// Waits for the process to become its program; says why it did not.
@@ -134,7 +196,8 @@ pub async fn verdict(spec: &ExecSpec, group: u32, verdict: OwnedFd) -> Result<()
 impl Program {
     fn new(spec: &ExecSpec) -> io::Result<Self> {
         let name = spec.argv.first().map_or("", String::as_str);
-        let mut env: BTreeMap<&str, &str> = ENVIRONMENT.into_iter().collect();
+        let mut env: BTreeMap<&str, &str> =
+            ENVIRONMENT.into_iter().chain(spec.terminal.map(|_| TERM)).collect();
         env.extend(spec.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
         let paths = if name.contains('/') {
             vec![c_string(name)?]
@@ -201,6 +264,10 @@ impl Descent {
         }
         // SAFETY: no pointers.
         done(unsafe { libc::setsid() })?;
+        if self.terminal {
+            // SAFETY: no pointers; descriptor 0 is a terminal of no session, and this process leads a session without one.
+            done(unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) })?;
+        }
         // SAFETY: the pointer is to an array of the given length.
         done(unsafe { libc::setgroups(self.groups.len(), self.groups.as_ptr()) })?;
         // SAFETY: no pointers.
@@ -236,6 +303,18 @@ fn errno() -> libc::c_int {
 
 fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The error for a terminal that the sandbox has no more of: those we count, or those that user code has opened.
+pub fn no_terminal() -> Error {
+    Error {
+        code: ErrorCode::Capacity,
+        message: format!("the sandbox has no more terminals; {} may be open", limits::TERMINALS_MAX),
+        layer: Layer::Sandbox,
+        ran: Ran::No,
+        retry: Retry::Safe,
+        fix: "End some of its terminals, or the programs inside that open their own.".into(),
+    }
 }
 
 fn spawn_failed(spec: &ExecSpec, error: &io::Error) -> Error {

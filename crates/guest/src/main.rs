@@ -10,6 +10,7 @@
 //! | [`launch`] | the one place that makes a process |
 //! | [`spool`] | the bounded store of one output stream |
 //! | [`stdin`] | the standard input of an exec |
+//! | [`terminal`] | the pseudo-terminal of an exec |
 //! | [`spare`] | files for spools, made before user code can take every inode |
 //! | [`output`] | the frames a reader of an exec gets |
 //! | [`ports`] | connections to what listens inside |
@@ -40,6 +41,7 @@ mod spool;
 mod stdin;
 mod sweep;
 mod table;
+mod terminal;
 mod watched;
 
 use std::process::ExitCode;

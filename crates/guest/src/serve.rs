@@ -7,6 +7,7 @@
 //! | `GET /execs/{id}/output?stdout=N&stderr=M` | frames from these offsets on, until the end |
 //! | `PUT /execs/{id}/read?stdout=N&stderr=M` | everything below these offsets was taken |
 //! | `PUT /execs/{id}/stdin?offset=N[&last=1]` | the body goes to standard input |
+//! | `PUT /execs/{id}/size` with a `TerminalSize` | the exec's terminal has that size |
 //! | `POST /execs/{id}/signal` with a `SignalRequest` | all processes of the exec get it |
 //! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
 //! | `POST /files` with parts | parts: see `api::files` |
@@ -141,6 +142,10 @@ async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
             json(StatusCode::OK, &())
         }
         (&Method::PUT, ["execs", id, "stdin"]) => stdin(exec_id(id)?, query, body, &table).await,
+        (&Method::PUT, ["execs", id, "size"]) => {
+            let exec = table.exec(&exec_id(id)?)?;
+            json(StatusCode::OK, &exec.resize(parse(&collect(body).await?)?)?)
+        }
         (&Method::POST, ["execs", id, "signal"]) => signal(exec_id(id)?, body, &table).await,
         (&Method::POST, ["files"]) => {
             Ok(Response::new(Either::Right(Either::Right(Either::Left(files::serve(body, &table).await?)))))
@@ -161,7 +166,15 @@ async fn start(id: ExecId, body: Incoming, table: &Rc<Table>) -> Reply {
 }
 
 async fn stdin(id: ExecId, query: &str, mut body: Incoming, table: &Table) -> Reply {
-    let stdin = table.stdin(&id)?;
+    let exec = table.exec(&id)?;
+    let stdin = &exec.stdin;
+    let is_last = number(query, "last")?.is_some();
+    if is_last && exec.is_terminal() {
+        return Err(Error::invalid(
+            "the input of a terminal has no end",
+            "Send the byte 4, which is Ctrl-D, or cancel the exec.",
+        ));
+    }
     let mut offset = number(query, "offset")?.unwrap_or_else(|| stdin.received());
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Error::invalid(error.to_string(), "Send the rest again."))?;
@@ -170,7 +183,7 @@ async fn stdin(id: ExecId, query: &str, mut body: Incoming, table: &Table) -> Re
             offset += bytes.len() as u64;
         }
     }
-    if number(query, "last")?.is_some() {
+    if is_last {
         stdin.close();
     }
     json(StatusCode::OK, &stdin.received())

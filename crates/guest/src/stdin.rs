@@ -2,25 +2,26 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use api::{Error, ErrorCode, Layer, Ran, Retry};
-use tokio::io::Interest;
+use tokio::sync::Notify;
 
-use crate::watched::{Watched, watch};
+use crate::watched::Watched;
 
-/// Our end of the pipe, if there is one.
+/// Our end of the pipe or the terminal, while there is one.
+#[derive(Default)]
 pub struct Stdin {
     pipe: RefCell<Option<Rc<Watched>>>,
     received: Cell<u64>,
+    /// It has been closed: nobody waits for a process to read any more.
+    closing: Notify,
 }
 
 impl Stdin {
-    /// Takes over our end of the pipe.
-    pub fn new(pipe: Option<OwnedFd>) -> Self {
-        let pipe = pipe.and_then(|pipe| watch(pipe, Interest::WRITABLE).ok()).map(Rc::new);
-        Self { pipe: RefCell::new(pipe), received: Cell::new(0) }
+    /// Takes over our end.
+    pub fn open(&self, pipe: Option<Rc<Watched>>) {
+        self.pipe.replace(pipe);
     }
 
     /// How many bytes the process's pipe has taken. The next write begins here.
@@ -34,17 +35,25 @@ impl Stdin {
         if offset > known {
             return Err(closed(format!("standard input is at offset {known}, not at {offset}")));
         }
-        let skip = usize::try_from(known - offset).unwrap_or(usize::MAX);
-        let mut bytes = bytes.get(skip..).unwrap_or_default();
-        while !bytes.is_empty() {
+        // Looked at anew after every wait: the same bytes may have been sent twice, by two connections, and be taken
+        // from the other one meanwhile.
+        let rest = || {
+            let skip = usize::try_from(self.received.get() - offset).unwrap_or(usize::MAX);
+            bytes.get(skip..).unwrap_or_default()
+        };
+        while !rest().is_empty() {
+            let closing = self.closing.notified();
+            tokio::pin!(closing);
+            closing.as_mut().enable();
             let pipe = self.pipe.borrow().clone();
             let Some(pipe) = pipe else { return Err(closed("standard input is closed".into())) };
-            let Ok(mut ready) = pipe.writable().await else { return Err(self.gone()) };
-            match ready.try_io(|pipe| Ok(rustix::io::write(pipe.get_ref(), bytes)?)) {
-                Ok(Ok(count)) => {
-                    self.received.set(self.received.get() + count as u64);
-                    bytes = bytes.get(count..).unwrap_or_default();
-                }
+            let ready = tokio::select! {
+                ready = pipe.writable() => ready,
+                () = closing => continue,
+            };
+            let Ok(mut ready) = ready else { return Err(self.gone()) };
+            match ready.try_io(|pipe| Ok(rustix::io::write(pipe.get_ref(), rest())?)) {
+                Ok(Ok(count)) => self.received.set(self.received.get() + count as u64),
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Ok(Err(_)) => return Err(self.gone()),
                 Err(_would_block) => {}
@@ -56,6 +65,7 @@ impl Stdin {
     /// Closes it: the process reads the end of file after the last byte.
     pub fn close(&self) {
         self.pipe.replace(None);
+        self.closing.notify_waiters();
     }
 
     fn gone(&self) -> Error {
@@ -72,5 +82,38 @@ fn closed(message: String) -> Error {
         ran: Ran::Yes,
         retry: Retry::Useless,
         fix: "Read the exec's output: it says how the process is doing.".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::OwnedFd;
+
+    use tokio::io::Interest;
+
+    use super::*;
+    use crate::watched::watch;
+
+    /// More than a pipe holds, so that a writer waits in the middle of it.
+    const LONG: usize = 200_000;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn bytes_that_two_connections_send_at_once_arrive_once() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let stdin = Stdin::default();
+        stdin.open(Some(Rc::new(watch(OwnedFd::from(writer), Interest::WRITABLE).unwrap())));
+        let bytes: Vec<u8> = (0..LONG).map(|at| (at / 7) as u8).collect();
+        let reading = std::thread::spawn(move || {
+            let (mut reader, mut seen) = (reader, Vec::new());
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            reader.read_to_end(&mut seen).unwrap();
+            seen
+        });
+        let (first, second) = tokio::join!(stdin.write(0, &bytes), stdin.write(0, &bytes));
+        assert_eq!((first, second), (Ok(()), Ok(())));
+        assert!(stdin.write(LONG as u64 + 1, b"x").await.is_err(), "there is no hole to write behind");
+        stdin.close();
+        assert!(reading.join().unwrap() == bytes, "a byte was lost, or came twice");
     }
 }

@@ -11,10 +11,9 @@ use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
 use rustix::process::{Pid, WaitStatus};
 
 use crate::dial::Descriptors;
-use crate::exec::{Exec, Pipes};
-use crate::launch::{Launched, launch, verdict};
+use crate::exec::Exec;
+use crate::launch::{Launched, launch, no_terminal, verdict};
 use crate::memory::Kills;
-use crate::stdin::Stdin;
 use crate::sweep;
 
 /// What ended execs may keep together: it fits the reserved blocks of the sandbox's disk with room for running ones.
@@ -25,7 +24,7 @@ const ASSISTANTS_MAX: usize = 64;
 
 /// The execs there are.
 pub struct Table {
-    execs: RefCell<HashMap<ExecId, Entry>>,
+    execs: RefCell<HashMap<ExecId, Rc<Exec>>>,
     /// In the order of their start; the oldest ended ones make room.
     order: RefCell<VecDeque<ExecId>>,
     processes: RefCell<HashMap<Pid, Rc<Exec>>>,
@@ -40,11 +39,6 @@ pub struct Table {
 pub struct Assistant {
     group: u32,
     count: Rc<Cell<usize>>,
-}
-
-struct Entry {
-    exec: Rc<Exec>,
-    stdin: Rc<Stdin>,
 }
 
 impl Table {
@@ -86,31 +80,38 @@ impl Table {
     /// connection breaks leaves a whole exec or none.
     fn begin(self: &Rc<Self>, id: ExecId, spec: ExecSpec, fingerprint: u64) -> Result<Rc<Exec>, Error> {
         self.make_room()?;
+        if spec.terminal.is_some() {
+            self.make_terminal_room()?;
+        }
         let group = self.group();
         let exec = Rc::new(Exec::new(id.clone(), &spec, fingerprint, group, Rc::clone(&self.kills)));
-        let mut launched = launch(&spec, group, &self.cgroups.borrow())?;
+        let Launched { pid, verdict, ends } = launch(&spec, group, &self.cgroups.borrow())?;
         // Known before anything is awaited: it may end, and be asked for again, meanwhile.
-        self.processes.borrow_mut().insert(launched.pid, Rc::clone(&exec));
-        let stdin = Rc::new(Stdin::new(launched.stdin.take()));
-        self.execs.borrow_mut().insert(id.clone(), Entry { exec: Rc::clone(&exec), stdin });
+        self.processes.borrow_mut().insert(pid, Rc::clone(&exec));
+        let streams = exec.hold(ends);
+        self.execs.borrow_mut().insert(id.clone(), Rc::clone(&exec));
         self.order.borrow_mut().push_back(id.clone());
-        tokio::task::spawn_local(Rc::clone(self).live(id, spec, Rc::clone(&exec), launched));
+        let (table, begun) = (Rc::clone(self), Rc::clone(&exec));
+        tokio::task::spawn_local(async move {
+            if table.judged(id, &spec, &begun, verdict).await {
+                begun.live(streams).await;
+            }
+        });
         Ok(exec)
     }
 
-    /// Awaits the verdict on a start, tells it to all who wait for it, and lives the exec if there is one.
-    async fn live(self: Rc<Self>, id: ExecId, spec: ExecSpec, exec: Rc<Exec>, launched: Launched) {
-        let verdict = verdict(&spec, exec.group(), launched.verdict).await;
+    /// Awaits the verdict on a start and tells it to all who wait for it; says whether there is something to live.
+    async fn judged(&self, id: ExecId, spec: &ExecSpec, exec: &Exec, said: OwnedFd) -> bool {
+        let verdict = verdict(spec, exec.group(), said).await;
         let lives = verdict.is_ok();
         if !lives {
             // Before anybody is told: who asks again then starts anew.
             self.execs.borrow_mut().remove(&id);
             self.order.borrow_mut().retain(|other| *other != id);
+            exec.hang_up();
         }
         exec.judge(verdict);
-        if lives {
-            exec.live(Pipes { stdout: launched.stdout, stderr: launched.stderr }).await;
-        }
+        lives
     }
 
     /// Starts a process that works for a request. It is no exec: nobody can ask for it, and its end has no outcome.
@@ -134,20 +135,7 @@ impl Table {
 
     /// The exec of that name.
     pub fn exec(&self, id: &ExecId) -> Result<Rc<Exec>, Error> {
-        self.execs
-            .borrow()
-            .get(id)
-            .map(|entry| Rc::clone(&entry.exec))
-            .ok_or_else(|| Error::not_found(format!("there is no exec {id}")))
-    }
-
-    /// The standard input of the exec of that name.
-    pub fn stdin(&self, id: &ExecId) -> Result<Rc<Stdin>, Error> {
-        self.execs
-            .borrow()
-            .get(id)
-            .map(|entry| Rc::clone(&entry.stdin))
-            .ok_or_else(|| Error::not_found(format!("there is no exec {id}")))
+        self.execs.borrow().get(id).cloned().ok_or_else(|| Error::not_found(format!("there is no exec {id}")))
     }
 
     /// All execs in the order of their start.
@@ -158,7 +146,7 @@ impl Table {
         order
             .iter()
             .filter_map(|id| execs.get(id))
-            .map(|entry| entry.exec.info(census.get(&entry.exec.group()).copied().unwrap_or(0)))
+            .map(|exec| exec.info(census.get(&exec.group()).copied().unwrap_or(0)))
             .collect()
     }
 
@@ -180,7 +168,7 @@ impl Table {
         let mut execs = self.execs.borrow_mut();
         let mut order = self.order.borrow_mut();
         while execs.len() >= limits::EXECS_MAX {
-            let ended = order.iter().position(|id| execs.get(id).is_none_or(|entry| entry.exec.has_ended()));
+            let ended = order.iter().position(|id| execs.get(id).is_none_or(|exec| exec.has_ended()));
             let Some(id) = ended.and_then(|index| order.remove(index)) else {
                 return Err(Error {
                     code: ErrorCode::Capacity,
@@ -193,16 +181,22 @@ impl Table {
             };
             execs.remove(&id);
         }
-        let ended = || order.iter().filter_map(|id| execs.get(id)).filter(|entry| entry.exec.has_ended());
-        let mut kept: u64 = ended().map(|entry| entry.exec.kept()).sum();
-        for entry in ended() {
+        let ended = || order.iter().filter_map(|id| execs.get(id)).filter(|exec| exec.has_ended());
+        let mut kept: u64 = ended().map(|exec| exec.kept()).sum();
+        for exec in ended() {
             if kept <= KEPT_BYTES_MAX {
                 break;
             }
-            kept -= entry.exec.kept();
-            entry.exec.forget_output();
+            kept -= exec.kept();
+            exec.forget_output();
         }
         Ok(())
+    }
+
+    /// Refuses a terminal when there are as many as there may be.
+    fn make_terminal_room(&self) -> Result<(), Error> {
+        let open = self.execs.borrow().values().filter(|exec| exec.has_terminal()).count();
+        if open < limits::TERMINALS_MAX { Ok(()) } else { Err(no_terminal()) }
     }
 
     /// A group that no living process carries.

@@ -11,6 +11,7 @@ use api::exec::{
     ExecEnd, ExecInfo, ExecSpec, LostCause, MemoryReport, Outcome, OutputMode, SignalRequest, Stream,
 };
 use api::frame::{HEADER_BYTES, Header};
+use api::terminal::TerminalSize;
 use api::{ExecId, SandboxId, limits};
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -217,6 +218,17 @@ impl Exec {
         let last = if last { "&last=1" } else { "" };
         let path = format!("/execs/{}/stdin?offset={offset}{last}", self.id);
         self.home.link.call(&Ask { method: Method::PUT, path, body: bytes }, within).await
+    }
+
+    /// Gives its terminal another size.
+    ///
+    /// # Errors
+    /// It has no terminal, no terminal has such a size, or the exec is not known.
+    pub async fn resize(&self, size: TerminalSize) -> Result<(), Error> {
+        size.check().map_err(Error::Request)?;
+        let body = serde_json::to_vec(&size).map_err(|error| Error::Protocol(error.to_string()))?;
+        let path = format!("/execs/{}/size", self.id);
+        self.home.link.call(&Ask { method: Method::PUT, path, body: body.into() }, ANSWER_WITHIN).await
     }
 
     /// Sends a signal to all its processes; says how many there were.

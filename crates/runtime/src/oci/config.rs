@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use api::SandboxId;
-use api::limits::{Limits, UID_RANGE};
+use api::limits::{Limits, TERMINALS_MAX, UID_RANGE};
 use rustix::process::Resource;
 use serde_json::{Value, json};
 
@@ -19,6 +19,8 @@ const LOCKED_BYTES: u64 = 64 << 10;
 const SHARED_BYTES: u64 = 64 << 20;
 /// After a memory kill what lies in `/dev/shm` stays charged: this part of memory leaves the next exec its room.
 const SHARED_SHARE: u64 = 4;
+/// As many terminals as the platform opens are left to programs inside that open their own: `tmux`, `script`.
+const TERMINALS_SHARE: usize = 2;
 /// Files in `/tmp` at most; each costs kernel memory.
 const TMP_INODES_MAX: u64 = 65_536;
 /// One file in `/tmp` for each page of it, so that many small files fill it as fast as one large one.
@@ -122,13 +124,17 @@ fn mounts(spec: &Spec, bundle: &Path) -> Value {
         self::bind("/.belljar/channel", &bundle.with_file_name("channel"), false),
         bind("/.belljar/spool", "disk/spool", true),
     ];
+    // Linux counts the terminals of all sandboxes together, and one that opens them all would leave the others none.
+    let pts_max = format!("max={}", TERMINALS_MAX * TERMINALS_SHARE);
     match &spec.profile {
         Profile::Run => mounts.extend([
             json!({
                 "destination": "/dev/pts",
                 "type": "devpts",
                 "source": "devpts",
-                "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+                "options": [
+                    "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", pts_max,
+                ],
             }),
             json!({ "destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": shared_options(limits) }),
             json!({

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use api::exec::{ExecEnd, ExecInfo, ExecSpec, Outcome, OutputMode, Stream};
 use api::frame::Header;
+use api::terminal::TerminalSize;
 use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
 use bytes::Bytes;
 use http_body_util::channel::Sender;
@@ -51,6 +52,8 @@ struct Progress {
     written: u64,
     /// What standard input has received, while it is open.
     stdin: Option<u64>,
+    /// The size of its terminal, if it has one.
+    terminal: Option<TerminalSize>,
     /// The first reason to end it.
     reason: Option<Outcome>,
     end: Option<ExecEnd>,
@@ -81,7 +84,11 @@ impl Exec {
                 OutputMode::Keep => asked.min(KEPT_BYTES_MAX),
                 OutputMode::Block | OutputMode::Kill => asked,
             },
-            progress: Mutex::new(Progress { stdin: spec.stdin.then_some(0), ..Progress::default() }),
+            progress: Mutex::new(Progress {
+                stdin: (spec.stdin || spec.terminal.is_some()).then_some(0),
+                terminal: spec.terminal,
+                ..Progress::default()
+            }),
             changed: Notify::new(),
         }
     }
@@ -106,10 +113,12 @@ impl Exec {
             processes: u32::from(end.is_none()),
             stdout_bytes: progress.written,
             stderr_bytes: 0,
+            stdin_bytes: progress.stdin.unwrap_or(0),
             duration_ms: whole_ms(ran),
             deadline_ms: self.deadline_ms,
             grace_ms: self.grace_ms,
             ended_ms_ago: end.map(|_| whole_ms(self.started.elapsed().saturating_sub(ran))),
+            terminal: progress.terminal,
         }
     }
 
@@ -151,6 +160,22 @@ impl Exec {
         let received = received.max(offset.unwrap_or(received) + count);
         progress.stdin = Some(received).filter(|_| !is_last);
         Ok(received)
+    }
+
+    /// Gives its terminal another size, if it has one.
+    pub fn resize(&self, size: TerminalSize) -> Result<(), Error> {
+        size.check()?;
+        let mut progress = self.progress();
+        let running = progress.end.is_none();
+        match &mut progress.terminal {
+            Some(now) if running => *now = size,
+            Some(_) | None => {
+                let fix = "Start it with `terminal`; one that has ended has none any more.";
+                let error = Error::invalid("the exec has no terminal", fix);
+                return Err(Error { code: ErrorCode::Conflict, ..error });
+            }
+        }
+        Ok(())
     }
 
     /// Lives the exec from start to end.

@@ -8,6 +8,7 @@
 //! | `PUT /execs/{id}/read?stdout=N` | everything below this offset was taken |
 //! | `PUT /execs/{id}/stdin?offset=N[&last=1]` | counted; no program reads it |
 //! | `POST /execs/{id}/signal` with a `SignalRequest` | ends the exec: no program handles any |
+//! | `PUT /execs/{id}/size` with a `TerminalSize` | the exec's terminal has that size |
 //! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
 //!
 //! It has no thread and, while nobody is connected and nothing runs, no task but its time to live's.
@@ -185,6 +186,9 @@ async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> Reply {
             let (exec, bytes) = (guest.exec(id)?, collect(body).await?);
             let is_last = number(query, "last")?.is_some();
             json(StatusCode::OK, &exec.feed(number(query, "offset")?, bytes.len() as u64, is_last)?)
+        }
+        (&Method::PUT, ["execs", id, "size"]) => {
+            json(StatusCode::OK, &guest.exec(id)?.resize(parse(&collect(body).await?)?)?)
         }
         (&Method::POST, ["execs", id, "signal"]) => {
             let (exec, request) = (guest.exec(id)?, parse::<SignalRequest>(&collect(body).await?)?);

@@ -1,0 +1,109 @@
+//! The pseudo-terminal of an exec: a master that is ours and a slave that is the three streams of its process.
+//!
+//! The slave belongs to the exec's user, so that programs may open it again by its name (`tty`, `script`, `tmux`). Who
+//! owns a slave is decided by who opens its master, so the guest lowers its effective uid for that moment; it has one
+//! thread, and its real and saved uid stay, so that nobody may signal or trace it meanwhile.
+//!
+//! We keep a descriptor of the slave too: a process that closes it, or the last one that does, is no end of anything.
+//! The master is given up when the exec ends; whatever still holds the slave then is hung up.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use api::terminal::TerminalSize;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::thread::set_thread_res_uid;
+
+/// Both ends of a pseudo-terminal.
+pub struct Pair {
+    /// Ours.
+    pub master: OwnedFd,
+    /// The process's.
+    pub slave: OwnedFd,
+}
+
+/// Opens a terminal of this size that belongs to this user.
+pub fn open(size: TerminalSize, uid: u32) -> io::Result<Pair> {
+    let own = rustix::process::geteuid();
+    let user = rustix::process::Uid::from_raw(uid);
+    let lowered = own.is_root() && uid != 0;
+    if lowered {
+        set_thread_res_uid(None, user, None)?;
+    }
+    let opened = open_pair();
+    if lowered {
+        // The capabilities come back with it. Going up again to where the saved uid is cannot fail; if it did, this
+        // process could start nothing any more, and says so from here on.
+        set_thread_res_uid(None, own, None)?;
+        // A change of the effective uid resets this to what the host's administrator chose.
+        let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    }
+    let pair = opened?;
+    resize(&pair.master, size)?;
+    Ok(pair)
+}
+
+/// Whether the kernel tells the processes in a terminal's foreground of a new size. gVisor does not; it also does not say
+/// who they are to whoever has only the master, which is how it is told from Linux.
+pub fn tells_sizes(master: &OwnedFd) -> bool {
+    rustix::termios::tcgetpgrp(master).is_ok()
+}
+
+/// Gives a terminal another size.
+pub fn resize(master: &OwnedFd, size: TerminalSize) -> io::Result<()> {
+    let side = |value: u32| u16::try_from(value).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+    let size = Winsize { ws_col: side(size.cols)?, ws_row: side(size.rows)?, ws_xpixel: 0, ws_ypixel: 0 };
+    Ok(tcsetwinsize(master, size)?)
+}
+
+/// Whether an error means that there are no more terminals to be had.
+pub fn is_full(error: &io::Error) -> bool {
+    // Linux says ENOSPC at the bound of a mount and EIO at the one of the machine; gVisor says ENOMEM.
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EIO | libc::ENOMEM))
+}
+
+fn open_pair() -> io::Result<Pair> {
+    // Without NOCTTY process 1 would get it as its own controlling terminal, and with that its Ctrl-C.
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    unlockpt(&master)?;
+    // By name: gVisor has no way from the master to its slave.
+    let name = ptsname(&master, Vec::new())?;
+    let slave = openat(CWD, name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(Pair { master, slave })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use rustix::termios::tcgetwinsize;
+
+    use super::*;
+
+    const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
+
+    #[test]
+    fn a_terminal_has_the_size_it_was_asked_for_and_then_another() {
+        let pair = open(SIZE, 1000).unwrap();
+        let seen = || tcgetwinsize(&pair.slave).map(|size| (size.ws_col, size.ws_row)).unwrap();
+        assert_eq!(seen(), (80, 24));
+        resize(&pair.master, TerminalSize { cols: 1000, rows: 1 }).unwrap();
+        assert_eq!(seen(), (1000, 1));
+        assert!(resize(&pair.master, TerminalSize { cols: 65_536, rows: 1 }).is_err());
+        assert_eq!(seen(), (1000, 1));
+    }
+
+    #[test]
+    fn the_slave_belongs_to_the_user_and_we_are_who_we_were() {
+        let before = rustix::process::geteuid();
+        let pair = open(SIZE, 1000).unwrap();
+        assert_eq!(rustix::process::geteuid(), before);
+        if before.is_root() {
+            let slave = std::fs::File::from(pair.slave);
+            assert_eq!(slave.metadata().unwrap().uid(), 1000);
+        }
+    }
+}
