@@ -98,6 +98,8 @@ pub enum Act {
     Port,
     /// A connection to a port was made through the API; the detail is the port.
     Tunnel,
+    /// A terminal was opened.
+    TerminalOpen,
     /// The node was told to take no more sandboxes, or to take them again.
     Drain,
     /// A project was refused what is above its quota or its rate.

@@ -8,6 +8,7 @@
 //! | [`platform`] | the decisions that are more than one step: create, find, stop, health |
 //! | [`ports`] | ports inside sandboxes, reached from outside |
 //! | [`output`] | an exec's output as lines of JSON |
+//! | [`terminal`] | a terminal over a WebSocket |
 //! | [`follow`] | keeping the store true to the machine |
 //! | [`store`] | accounts and the history of sandboxes, in one SQLite file |
 //! | [`audit`] | who did what, in a file that only grows |
@@ -32,5 +33,6 @@ pub mod platform;
 pub mod ports;
 pub mod routes;
 pub mod store;
+pub mod terminal;
 
 pub use platform::Platform;

@@ -115,12 +115,13 @@ pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Rout
         keep_alive(&stream);
         let (router, tls) = (router.clone(), tls.clone());
         tokio::spawn(async move {
-            let _place = place;
+            let held = Held { _place: Arc::new(place) };
+            let visit = |encrypted| Visit { peer, encrypted, held };
             match tls {
-                None => connection(stream, peer, router, Encrypted(false)).await,
+                None => connection(stream, visit(Encrypted(false)), router).await,
                 Some(tls) => {
                     if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await {
-                        connection(stream, peer, router, Encrypted(true)).await;
+                        connection(stream, visit(Encrypted(true)), router).await;
                     }
                 }
             }
@@ -138,12 +139,11 @@ fn keep_alive(stream: &TcpStream) {
 
 async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    peer: SocketAddr,
+    visit: Visit,
     router: Router,
-    encrypted: Encrypted,
 ) {
     let asked = Arc::new(AtomicBool::new(false));
-    let service = tower_service(router, peer, encrypted, Arc::clone(&asked));
+    let service = tower_service(router, visit, Arc::clone(&asked));
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
     builder
@@ -165,8 +165,7 @@ async fn connection(
 
 fn tower_service(
     router: Router,
-    peer: SocketAddr,
-    encrypted: Encrypted,
+    visit: Visit,
     asked: Arc<AtomicBool>,
 ) -> TowerToHyperService<
     impl tower::Service<
@@ -178,11 +177,26 @@ fn tower_service(
 > {
     TowerToHyperService::new(tower::service_fn(move |mut request: Request<hyper::body::Incoming>| {
         asked.store(true, Ordering::Release);
-        request.extensions_mut().insert(ConnectInfo(peer));
-        request.extensions_mut().insert(encrypted);
+        request.extensions_mut().insert(ConnectInfo(visit.peer));
+        request.extensions_mut().insert(visit.encrypted);
+        request.extensions_mut().insert(visit.held.clone());
         let mut router = router.clone();
         async move { tower::Service::call(&mut router, request).await }
     }))
+}
+
+/// One connection: whose it is, and its place among them.
+struct Visit {
+    peer: SocketAddr,
+    encrypted: Encrypted,
+    held: Held,
+}
+
+/// Keeps a connection's place. One that becomes something else, a WebSocket, ends for HTTP and goes on; whoever has it then
+/// holds this.
+#[derive(Clone)]
+pub struct Held {
+    _place: Arc<Place>,
 }
 
 /// Who is connected.

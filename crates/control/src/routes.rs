@@ -5,6 +5,7 @@
 //! | [`sandboxes`] | create, list, look, stop, lease, usage, events |
 //! | [`execs`] | start, list, look, read, write, signal, cancel |
 //! | [`ports`] | how a port is reached, opening it to everybody, tunnels |
+//! | [`terminals`] | the WebSocket of a terminal, its size |
 //! | [`admin`] | projects, keys, the machine |
 //! | [`health`] | health, metrics, the description of the API |
 
@@ -13,11 +14,13 @@ pub mod execs;
 pub mod health;
 pub mod ports;
 pub mod sandboxes;
+pub mod terminals;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use api::server::{API_VERSION, VERSION_HEADER};
+use api::terminal::{TerminalEvent, TerminalRequest};
 use api::{Error, ErrorCode};
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -34,7 +37,7 @@ use crate::platform::Platform;
 #[derive(OpenApi)]
 #[openapi(
     info(title = "Belljar", description = "Runs code that nobody has read yet, sealed, on machines you own."),
-    components(schemas(Error)),
+    components(schemas(Error, TerminalEvent, TerminalRequest)),
     modifiers(&Security)
 )]
 struct Description;
@@ -65,6 +68,8 @@ fn table() -> OpenApiRouter<Arc<Platform>> {
         .routes(routes!(execs::signal))
         .routes(routes!(ports::look, ports::put))
         .routes(routes!(ports::tunnel))
+        .routes(routes!(terminals::open))
+        .routes(routes!(terminals::resize))
         .routes(routes!(admin::projects))
         .routes(routes!(admin::put_project))
         .routes(routes!(admin::keys, admin::create_key))

@@ -242,18 +242,30 @@ pub async fn signal(
     Ok(Json(Signaled { processes: call.reader(id).signal(request.signal).await? }))
 }
 
-async fn call(caller: &Caller, platform: &Platform, named: &str) -> Answer<Call> {
+/// A call to a sandbox of this project that runs.
+///
+/// # Errors
+/// It is not known, or has ended.
+pub async fn call(caller: &Caller, platform: &Platform, named: &str) -> Answer<Call> {
     let sandbox = platform.running(caller, named).await?;
     Ok(platform.node.call(&sandbox.id)?)
 }
 
-async fn info(call: &Call, exec: &str) -> Answer<ExecInfo> {
+/// How an exec of a sandbox is doing.
+///
+/// # Errors
+/// It is not known.
+pub async fn info(call: &Call, exec: &str) -> Answer<ExecInfo> {
     let id = exec_id(exec)?;
     let execs = call.execs().await?;
     Ok(execs.into_iter().find(|info| info.id == id).ok_or_else(|| missing(exec))?)
 }
 
-fn exec_id(text: &str) -> Answer<ExecId> {
+/// The name of an exec.
+///
+/// # Errors
+/// There can be no such exec.
+pub fn exec_id(text: &str) -> Answer<ExecId> {
     Ok(text.parse().map_err(|_| missing(text))?)
 }
 
