@@ -17,6 +17,7 @@
 //! | `admin` | projects, keys, the node, the server's health |
 //! | [`Exec`] | a reader of one exec: every byte once, then its end |
 //! | [`Stdin`] | a writer to one exec |
+//! | [`Terminal`] | a terminal: keys in, screen out, over as many connections as it takes |
 //! | [`Events`] | what happens to the project's sandboxes |
 //! | [`Tunnel`] | a connection to a port inside a sandbox |
 //! | `link` | one request over as many connections as it takes |
@@ -41,6 +42,7 @@ mod link;
 mod patience;
 mod ports;
 mod stdin;
+mod terminal;
 mod tls;
 
 pub use client::{Client, Options};
@@ -50,3 +52,4 @@ pub use exec::{Collected, Event, Exec};
 pub use patience::{BUSY_WITHIN, CONNECTION_WITHIN, Patience};
 pub use ports::Tunnel;
 pub use stdin::Stdin;
+pub use terminal::{Seen, Terminal};

@@ -8,11 +8,17 @@ use std::time::{Duration, Instant};
 
 use api::server::{API_VERSION, IDEMPOTENCY_HEADER, VERSION_HEADER};
 use api::{ErrorCode, Ran, Retry, limits};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use bytes::{Bytes, BytesMut};
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use reqwest::{Method, Response, StatusCode, Url};
+use reqwest::header::{
+    ACCEPT, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+    SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE,
+};
+use reqwest::{Method, Response, StatusCode, Upgraded, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use crate::client::Options;
 use crate::error::Error;
@@ -79,11 +85,12 @@ impl Ask {
 
     /// Marks it with a fresh key, under which the server does it once, however often it is sent.
     pub fn once(mut self) -> Result<Self, Error> {
-        let wrong = |why: String| Error::Configuration { what: "an idempotency key".into(), why };
-        let mut random = [0; 16];
-        getrandom::fill(&mut random).map_err(|error| wrong(error.to_string()))?;
+        let random = random("an idempotency key")?;
         let key = format!("{:032x}", u128::from_be_bytes(random));
-        let key = HeaderValue::from_str(&key).map_err(|error| wrong(error.to_string()))?;
+        let key = HeaderValue::from_str(&key).map_err(|error| Error::Configuration {
+            what: "an idempotency key".into(),
+            why: error.to_string(),
+        })?;
         self.headers.insert(IDEMPOTENCY_HEADER, key);
         Ok(Self { repeatable: true, ..self })
     }
@@ -101,6 +108,14 @@ impl Ask {
     /// Waits so long for the answer, instead of as long as the options say.
     pub fn within(self, within: Duration) -> Self {
         Self { within: Some(within), ..self }
+    }
+}
+
+impl Failure {
+    /// How long to wait before the next try; the error, if there is none to be made.
+    pub fn pause(self, attempts: &mut Attempts) -> Result<Duration, Error> {
+        let Some(trouble) = self.trouble else { return Err(self.error) };
+        attempts.after(trouble, self.pause, Instant::now()).ok_or(self.error)
     }
 }
 
@@ -168,6 +183,30 @@ impl Link {
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(ask, response).await) }
     }
 
+    /// Asks once for a connection that becomes a WebSocket.
+    pub async fn socket(&self, ask: &Ask) -> Result<Upgraded, Failure> {
+        let key = random_key().map_err(|error| Failure { error, trouble: None, pause: None })?;
+        let mut ask = ask.clone();
+        for (name, value) in [
+            (CONNECTION, HeaderValue::from_static("Upgrade")),
+            (UPGRADE, HeaderValue::from_static("websocket")),
+            (SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13")),
+            (SEC_WEBSOCKET_KEY, key.clone()),
+        ] {
+            ask.headers.insert(name, value);
+        }
+        let response = self.send(&ask).await?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return Err(self.refusal(&ask, response).await);
+        }
+        let accepted = response.headers().get(SEC_WEBSOCKET_ACCEPT).map(HeaderValue::as_bytes);
+        if accepted != Some(derive_accept_key(key.as_bytes()).as_bytes()) {
+            let error = self.protocol("it took up a WebSocket that was not asked for".into());
+            return Err(Failure { error, trouble: None, pause: None });
+        }
+        response.upgrade().await.map_err(|error| self.lost(&ask, &error))
+    }
+
     /// Sends a request once; the answer is whatever came.
     pub async fn send(&self, ask: &Ask) -> Result<Response, Failure> {
         let request = self
@@ -184,11 +223,7 @@ impl Link {
 
     /// Waits before the next try, or gives up with what the last one came to.
     pub async fn pause(&self, attempts: &mut Attempts, failure: Failure) -> Result<(), Error> {
-        let Some(trouble) = failure.trouble else { return Err(failure.error) };
-        match attempts.after(trouble, failure.pause, Instant::now()) {
-            Some(pause) => tokio::time::sleep(pause).await,
-            None => return Err(failure.error),
-        }
+        tokio::time::sleep(failure.pause(attempts)?).await;
         Ok(())
     }
 
@@ -276,6 +311,21 @@ impl Link {
     fn within(&self, ask: &Ask) -> Duration {
         ask.within.unwrap_or(self.options.answer_within)
     }
+}
+
+fn random(what: &str) -> Result<[u8; 16], Error> {
+    let mut random = [0; 16];
+    match getrandom::fill(&mut random) {
+        Ok(()) => Ok(random),
+        Err(error) => Err(Error::Configuration { what: what.into(), why: error.to_string() }),
+    }
+}
+
+/// By which a server shows that it answers this request and no other.
+fn random_key() -> Result<HeaderValue, Error> {
+    let what = "the key of a WebSocket";
+    HeaderValue::from_str(&BASE64_STANDARD.encode(random(what)?))
+        .map_err(|error| Error::Configuration { what: what.into(), why: error.to_string() })
 }
 
 /// What really happened, without the layers that only say that something did.

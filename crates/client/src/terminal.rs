@@ -1,0 +1,397 @@
+//! A terminal in a sandbox: keys in, screen out, over as many connections as it takes.
+//!
+//! ```text
+//!            ┌─────────── cut, silent, not ready ───────────┐
+//!            ▼                                              │
+//! connect ──▶ opened: input goes on from there ──▶ output, gaps, what was received ──▶ end
+//! ```
+//!
+//! The exec lives in the sandbox. Output is asked for from the offset reached. Input is kept until the server says that it
+//! was received, and sent again from there on the next connection: each key arrives once, though the server was killed.
+//! One client types at a time; what others typed between shows in the offsets and is an error, not a mixture.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use api::exec::{ExecEnd, ExecSpec};
+use api::terminal::{INPUT_BYTES_MAX, TerminalEvent, TerminalRequest, TerminalSize, message, parts};
+use api::{ErrorCode, ExecId, Layer, Ran, Retry, SandboxId};
+use bytes::{Buf, Bytes, BytesMut};
+use futures_util::{Sink, Stream};
+use reqwest::Upgraded;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{self, Message};
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::execs::last_words;
+use crate::link::{Ask, Failure};
+use crate::patience::Attempts;
+
+/// Input that was not received yet: more than a person pastes.
+const PENDING_BYTES_MAX: usize = 1 << 20;
+/// Input on its way at once. What the process does not take stays here, so that sizes and signals get past it.
+const WINDOW_BYTES: u64 = INPUT_BYTES_MAX as u64;
+/// The longest message of a server: four times what it sends.
+const MESSAGE_BYTES_MAX: usize = 1 << 20;
+/// Signals that wait for a connection.
+const SIGNALS_MAX: usize = 16;
+
+type Socket = WebSocketStream<Upgraded>;
+
+/// One terminal, driven by [`Terminal::next`]: nothing is sent or read but while that is awaited.
+pub struct Terminal {
+    client: Client,
+    sandbox: SandboxId,
+    id: ExecId,
+    /// The output that the caller has had.
+    position: u64,
+    /// Input from offset `received` on.
+    pending: BytesMut,
+    received: Option<u64>,
+    /// The offset up to which input was sent on this connection.
+    sent: u64,
+    size: Option<TerminalSize>,
+    requests: VecDeque<TerminalRequest>,
+    socket: Option<Box<Socket>>,
+    /// A connection that is being made: a task of its own, since whoever types asks for something else meanwhile.
+    connecting: Option<JoinHandle<Result<Socket, Failure>>>,
+    /// Nothing is tried before this.
+    pause_until: Option<Instant>,
+    /// When the server was last heard of.
+    heard: Instant,
+    opened: bool,
+    attempts: Attempts,
+    ended: bool,
+}
+
+/// What happens at a terminal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// The connection is there, for the first time or again.
+    Connected,
+    /// The connection is gone; another one is being made.
+    Reconnecting,
+    /// Bytes for the screen.
+    Output {
+        /// The offset of the first.
+        offset: u64,
+        /// The bytes.
+        bytes: Bytes,
+    },
+    /// Bytes that were not kept.
+    Gap {
+        /// The first that is missing.
+        from: u64,
+        /// The first that is there again.
+        to: u64,
+    },
+    /// A size or a signal was refused; the terminal goes on.
+    Refused(api::Error),
+    /// It has ended. Nothing comes after.
+    End(ExecEnd),
+}
+
+impl Client {
+    /// Starts a command on a terminal: a spec that has `terminal`. However often it has to be asked, it is started once.
+    ///
+    /// # Errors
+    /// As [`Client::start`]; the sandbox has no more terminals (`capacity`).
+    pub async fn terminal(&self, sandbox: &SandboxId, spec: &ExecSpec) -> Result<Terminal, Error> {
+        let info = self.start(sandbox, spec).await?;
+        Ok(self.terminal_of(sandbox, &info.id))
+    }
+
+    /// The terminal of an exec that was started before, from the first byte that was kept. Nothing is sent yet.
+    pub fn terminal_of(&self, sandbox: &SandboxId, exec: &ExecId) -> Terminal {
+        Terminal {
+            client: self.clone(),
+            sandbox: sandbox.clone(),
+            id: exec.clone(),
+            position: 0,
+            pending: BytesMut::new(),
+            received: None,
+            sent: 0,
+            size: None,
+            requests: VecDeque::new(),
+            socket: None,
+            connecting: None,
+            pause_until: None,
+            heard: Instant::now(),
+            opened: false,
+            attempts: self.link.attempts(),
+            ended: false,
+        }
+    }
+}
+
+impl Terminal {
+    /// Its exec.
+    pub fn id(&self) -> &ExecId {
+        &self.id
+    }
+
+    /// The offset of output reached.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Reads from this offset on instead of from the first byte. Nothing may have been read yet.
+    pub fn seek(&mut self, position: u64) {
+        self.position = position;
+        (self.socket, self.connecting, self.opened) = (None, None, false);
+    }
+
+    /// How many bytes [`Terminal::write`] takes now.
+    pub fn room(&self) -> usize {
+        PENDING_BYTES_MAX - self.pending.len()
+    }
+
+    /// Whether all input was received.
+    pub fn is_received(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Types these bytes.
+    ///
+    /// # Errors
+    /// There is no room for them: the process does not read.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.len() > self.room() {
+            return Err(Error::Refused(api::Error {
+                code: ErrorCode::TooLarge,
+                message: format!(
+                    "{} bytes of input wait for a program that does not read",
+                    self.pending.len()
+                ),
+                layer: Layer::UserCode,
+                ran: Ran::Yes,
+                retry: Retry::Safe,
+                fix: "Wait until it reads, or interrupt it with a signal.".into(),
+            }));
+        }
+        self.pending.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Gives it another size; the last one is also said on every new connection.
+    pub fn resize(&mut self, size: TerminalSize) {
+        self.size = Some(size);
+        self.requests.retain(|request| !matches!(request, TerminalRequest::Resize(_)));
+        self.requests.push_back(TerminalRequest::Resize(size));
+    }
+
+    /// Sends a signal to all processes of the exec, at most once: it is lost with its connection.
+    pub fn signal(&mut self, signal: i32) {
+        if self.requests.len() < SIGNALS_MAX {
+            self.requests.push_back(TerminalRequest::Signal(signal));
+        }
+    }
+
+    /// The next thing that happens; nothing after the end. May be dropped and asked again at any time.
+    ///
+    /// # Errors
+    /// As [`crate::Exec::next`]; and `conflict` if another client typed, or if the exec has no terminal.
+    pub async fn next(&mut self) -> Result<Option<Seen>, Error> {
+        while !self.ended {
+            let failure = match self.step().await {
+                Ok(Some(message)) => {
+                    self.attempts.progress();
+                    match self.accept(&message) {
+                        Ok(Some(seen)) => return Ok(Some(seen)),
+                        Ok(None) => continue,
+                        Err(failure) => failure,
+                    }
+                }
+                Ok(None) => continue,
+                Err(failure) => failure,
+            };
+            let was_open = std::mem::take(&mut self.opened);
+            self.socket = None;
+            self.pause_until = Some(Instant::now() + failure.pause(&mut self.attempts)?);
+            if was_open {
+                return Ok(Some(Seen::Reconnecting));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Comes one step closer to the next message, or takes it. Whatever it awaits goes on if it is dropped.
+    async fn step(&mut self) -> Result<Option<Message>, Failure> {
+        if let Some(at) = self.pause_until {
+            tokio::time::sleep_until(at).await;
+            self.pause_until = None;
+        }
+        let silence_max = self.client.link.options.silence_max;
+        if self.socket.is_none() {
+            let path =
+                format!("/v1/sandboxes/{}/execs/{}/terminal?from={}", self.sandbox, self.id, self.position);
+            let ask = Ask::get(path).within(silence_max);
+            let client = self.client.clone();
+            let connecting = self.connecting.get_or_insert_with(|| tokio::spawn(connect(client, ask)));
+            let made = connecting.await;
+            self.connecting = None;
+            let made = made.unwrap_or_else(|error| Err(self.client.link.cut(error.to_string())));
+            self.socket = Some(Box::new(made?));
+            self.heard = Instant::now();
+            return Ok(None);
+        }
+        let silent = self.heard + silence_max;
+        match tokio::time::timeout_at(silent, poll_fn(|context| self.turn(context))).await {
+            Ok(Ok(message)) => {
+                self.heard = Instant::now();
+                Ok(Some(message))
+            }
+            Ok(Err(why)) => Err(self.client.link.cut(why)),
+            Err(_) => Err(self.client.link.cut(format!("nothing came for {silence_max:?}"))),
+        }
+    }
+
+    /// Sends what there is to send and takes the next message.
+    fn turn(&mut self, context: &mut Context<'_>) -> Poll<Result<Message, String>> {
+        let Some(mut socket) = self.socket.take() else {
+            return Poll::Ready(Err("there is no connection".into()));
+        };
+        let heard = self.exchange(Pin::new(&mut *socket), context);
+        self.socket = Some(socket);
+        heard.map_err(|error| error.to_string())
+    }
+
+    fn exchange(
+        &mut self,
+        mut socket: Pin<&mut Socket>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Message, tungstenite::Error>> {
+        while self.opened && socket.as_mut().poll_ready(context)?.is_ready() {
+            let Some(next) = self.outgoing() else { break };
+            socket.as_mut().start_send(next)?;
+        }
+        // Whether it is all gone or not: it goes on with the next look.
+        let _ = socket.as_mut().poll_flush(context)?;
+        match socket.poll_next(context) {
+            Poll::Ready(Some(message)) => Poll::Ready(message),
+            Poll::Ready(None) => Poll::Ready(Err(tungstenite::Error::ConnectionClosed)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// The next message for the server, if there is one.
+    fn outgoing(&mut self) -> Option<Message> {
+        if let Some(request) = self.requests.pop_front() {
+            return serde_json::to_string(&request).ok().map(Message::text);
+        }
+        let received = self.received?;
+        let (skip, on_its_way) = (usize::try_from(self.sent - received).ok()?, self.sent - received);
+        let room = usize::try_from(WINDOW_BYTES.saturating_sub(on_its_way)).ok()?;
+        let rest = self.pending.get(skip..)?;
+        let piece = rest.get(..room.min(INPUT_BYTES_MAX)).unwrap_or(rest);
+        if piece.is_empty() {
+            return None;
+        }
+        let next = message(self.sent, piece);
+        self.sent += piece.len() as u64;
+        Some(Message::binary(next))
+    }
+
+    /// Checks a message against what came before.
+    fn accept(&mut self, message: &Message) -> Result<Option<Seen>, Failure> {
+        match message {
+            Message::Binary(whole) => {
+                let Some((offset, bytes)) = parts(whole) else {
+                    return Err(self.lie("a binary message that is shorter than its offset".into()));
+                };
+                if !self.opened || offset != self.position {
+                    return Err(self.lie(format!("bytes of offset {offset} came at {}", self.position)));
+                }
+                self.position += bytes.len() as u64;
+                Ok(Some(Seen::Output { offset, bytes: whole.slice_ref(bytes) }))
+            }
+            Message::Text(text) => {
+                let event = serde_json::from_str(text.as_str())
+                    .map_err(|error| self.lie(format!("a text message that is none: {error}")))?;
+                self.hear(event)
+            }
+            Message::Close(_) => Err(self.client.link.cut("the server closed the connection".into())),
+            Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => Ok(None),
+        }
+    }
+
+    fn hear(&mut self, event: TerminalEvent) -> Result<Option<Seen>, Failure> {
+        match event {
+            TerminalEvent::Opened { received, .. } => {
+                self.take_receipt(received, self.pending.len() as u64)?;
+                (self.sent, self.opened) = (received, true);
+                if let Some(size) = self.size {
+                    self.resize(size);
+                }
+                Ok(Some(Seen::Connected))
+            }
+            TerminalEvent::Received { received } => {
+                let sent = self.sent.saturating_sub(self.received.unwrap_or(self.sent));
+                self.take_receipt(received, sent)?;
+                Ok(None)
+            }
+            TerminalEvent::Gap { from, to } => {
+                if from != self.position || to <= from {
+                    return Err(self.lie(format!("a gap from {from} to {to} came at {}", self.position)));
+                }
+                self.position = to;
+                Ok(Some(Seen::Gap { from, to }))
+            }
+            TerminalEvent::Heartbeat => Ok(None),
+            TerminalEvent::Refused { error } => Ok(Some(Seen::Refused(error))),
+            TerminalEvent::End { end } => {
+                if end.stdout_bytes != self.position {
+                    let said = end.stdout_bytes;
+                    return Err(self.lie(format!("the end says {said} bytes, {} came", self.position)));
+                }
+                (self.ended, self.socket) = (true, None);
+                Ok(Some(Seen::End(end)))
+            }
+            TerminalEvent::Error { error } => Err(last_words(error)),
+        }
+    }
+
+    /// Input below this offset was received: of ours at most `ours` bytes.
+    fn take_receipt(&mut self, received: u64, ours: u64) -> Result<(), Failure> {
+        let before = *self.received.get_or_insert(received);
+        let Some(new) = received.checked_sub(before) else {
+            return Err(self.lie(format!("{received} bytes of input were received, after {before}")));
+        };
+        if new > ours {
+            return Err(Failure { error: Error::Refused(others(&self.id)), trouble: None, pause: None });
+        }
+        self.pending.advance(usize::try_from(new).unwrap_or(usize::MAX).min(self.pending.len()));
+        self.received = Some(received);
+        Ok(())
+    }
+
+    fn lie(&self, what: String) -> Failure {
+        Failure { error: self.client.link.protocol(what), trouble: None, pause: None }
+    }
+}
+
+async fn connect(client: Client, ask: Ask) -> Result<Socket, Failure> {
+    let upgraded = client.link.socket(&ask).await?;
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(MESSAGE_BYTES_MAX))
+        .max_frame_size(Some(MESSAGE_BYTES_MAX))
+        .write_buffer_size(0);
+    Ok(WebSocketStream::from_raw_socket(upgraded, Role::Client, Some(config)).await)
+}
+
+fn others(id: &ExecId) -> api::Error {
+    api::Error {
+        code: ErrorCode::Conflict,
+        message: format!("another client types at the terminal of exec {id}"),
+        layer: Layer::UserCode,
+        ran: Ran::Yes,
+        retry: Retry::Useless,
+        fix: "Let one client type at a time; others can read along at the exec's output.".into(),
+    }
+}
