@@ -6,6 +6,7 @@
 //! | [`create`], [`list`], [`stop`] | sandboxes of a server |
 //! | [`exec`], [`attach`], [`logs`] | commands in them |
 //! | [`forward`] | ports of a sandbox as ports of this machine |
+//! | [`shell`] | a terminal in one |
 //! | [`events`], [`top`] | how they are doing, live |
 //! | [`key`], [`project`], [`drain`] | what an operator does |
 //! | [`serve`], [`configuration`] | `belljar serve`: this machine as a service |
@@ -45,6 +46,7 @@ mod quantity;
 mod request;
 mod run;
 mod serve;
+mod shell;
 mod show;
 mod stop;
 mod template;
@@ -89,6 +91,8 @@ enum Command {
     List(list::Arguments),
     /// Runs a command in a sandbox.
     Exec(exec::Arguments),
+    /// Opens a terminal in a sandbox.
+    Shell(shell::Arguments),
     /// Follows a command that was started before.
     Attach(attach::Arguments),
     /// Writes what a command has written so far, or lists the commands of a sandbox.
@@ -144,6 +148,7 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Create(create) => create::run(&connection, create).await,
         Command::List(list) => list::run(&connection, list).await,
         Command::Exec(exec) => exec::run(&connection, exec).await,
+        Command::Shell(shell) => shell::run(&connection, shell).await,
         Command::Attach(attach) => attach::run(&connection, attach).await,
         Command::Logs(logs) => logs::run(&connection, logs).await,
         Command::Forward(forward) => forward::run(&connection, forward).await,

@@ -1,0 +1,347 @@
+//! `belljar shell`: a terminal in a sandbox of a server, at the terminal we are started from.
+//!
+//! Our terminal is put into raw mode and back on every way out, so that each key goes inside: Ctrl-C is the program's, not
+//! ours. The way out that is ours is the one of `ssh`: Enter, `~`, `.` leaves, and the program goes on. The exec lives in its
+//! sandbox: whoever left, or was cut off, comes back to the same screen.
+
+use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use api::exec::{ExecEnd, ExecSpec};
+use api::terminal::{SIDE_MAX, TerminalSize};
+use api::{Error, ExecId, SandboxId};
+use client::{Client, Seen, Terminal};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::connect::{Connection, answer, explain};
+use crate::output::Output;
+use crate::quantity::{self, Limit};
+use crate::{request, show};
+
+/// What is read from our terminal at once; a paste comes in several.
+const KEYS_BYTES: usize = 4096;
+/// Reads that wait for the connection. What is typed beyond them waits in our terminal.
+const KEYS_WAITING: usize = 4;
+/// What is shown again of what was written before we came: many screens, and no wait.
+const SCROLLBACK_BYTES: u64 = 256 * 1024;
+/// How long the last keys may take to arrive when we leave.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+/// The shell that is there: bash where the template has it.
+const SHELL: &str = "if command -v bash >/dev/null; then exec bash; else exec sh; fi";
+/// The size of a terminal that does not say.
+const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
+
+/// Where, and what to run.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  belljar shell build\n  belljar shell build -- python3\n  \
+    belljar shell --exec e4x1 build\n\n\
+    Enter, then ~. leaves; the program goes on, and --exec comes back to it. ~~ is one ~. When the connection breaks, a new \
+    one is made and nothing is lost or typed twice. The exit code is the program's own; 125 is a failure of Belljar's.")]
+pub struct Arguments {
+    /// The sandbox, by its id or its name.
+    #[arg(value_name = "SANDBOX")]
+    sandbox: SandboxId,
+    /// Comes back to the terminal of this exec instead of starting one.
+    #[arg(long, value_name = "EXEC", conflicts_with_all = ["argv", "env", "cwd", "timeout"])]
+    exec: Option<ExecId>,
+    /// A variable for the program; can be given more than once.
+    #[arg(long = "env", value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// The directory it starts in.
+    #[arg(long, value_name = "DIRECTORY")]
+    cwd: Option<String>,
+    /// The wall-clock limit of the program: 90s, 5m, or none (then it ends with its sandbox).
+    #[arg(long, value_parser = quantity::limit, default_value = "none", value_name = "TIME", allow_hyphen_values = true)]
+    timeout: Limit,
+    /// The program; a shell if none is named.
+    #[arg(last = true, value_name = "COMMAND")]
+    argv: Vec<String>,
+}
+
+/// How we came to stop.
+enum Left {
+    /// The exec has ended.
+    Ended(ExecEnd),
+    /// We left; it goes on.
+    Detached,
+}
+
+/// Our terminal in raw mode, until dropped.
+struct Raw {
+    before: Termios,
+}
+
+/// Finds the words that are ours among what is typed.
+struct Escape {
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// At the beginning of a line.
+    Begin,
+    /// After a `~` there, which is held back.
+    Tilde,
+    /// Anywhere else.
+    Within,
+}
+
+/// Signals that concern us.
+struct Signals {
+    resized: Signal,
+    ended: [Signal; 3],
+}
+
+/// Opens a terminal and stays at it.
+pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let client = connection.client()?;
+    if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
+        return Err(Error::invalid(
+            "a terminal inside needs one outside, and standard input or output is none",
+            "Run it from a terminal; for a command with input from elsewhere, use `belljar exec --stdin`.",
+        ));
+    }
+    let sandbox = arguments.sandbox.clone();
+    let mut terminal = open(&client, &arguments).await?;
+    let id = terminal.id().clone();
+    let left = {
+        let raw = Raw::enter()?;
+        let left = stay(&mut terminal).await;
+        drop(raw);
+        left?
+    };
+    Ok(match left {
+        Left::Ended(end) => Output::new(false).finish(&sandbox, &end, None),
+        Left::Detached => {
+            show::note(&format!(
+                "left; it goes on, and this comes back: belljar shell --exec {id} {sandbox}"
+            ));
+            ExitCode::SUCCESS
+        }
+    })
+}
+
+async fn open(client: &Client, arguments: &Arguments) -> Result<Terminal, Error> {
+    let sandbox = &arguments.sandbox;
+    if let Some(exec) = &arguments.exec {
+        let info = answer(client, client.exec_info(sandbox, exec)).await?;
+        let mut terminal = client.terminal_of(sandbox, exec);
+        terminal.seek(info.stdout_bytes.saturating_sub(SCROLLBACK_BYTES));
+        return Ok(terminal);
+    }
+    let shell = || ["sh", "-c", SHELL].map(str::to_owned).to_vec();
+    let spec = ExecSpec {
+        argv: if arguments.argv.is_empty() { shell() } else { arguments.argv.clone() },
+        env: request::pairs("--env", &arguments.env)?,
+        cwd: arguments.cwd.clone(),
+        deadline_ms: arguments.timeout.0.map(request::millis),
+        terminal: Some(size()),
+        ..ExecSpec::default()
+    };
+    answer(client, client.terminal(sandbox, &spec)).await
+}
+
+/// Passes keys in and the screen out until one side has enough.
+async fn stay(terminal: &mut Terminal) -> Result<Left, Error> {
+    let mut signals = Signals::watch()?;
+    let (mut keys, mut escape) = (keys(), Escape::new());
+    terminal.resize(size());
+    loop {
+        tokio::select! {
+            seen = terminal.next() => match seen.map_err(|error| explain(&error))? {
+                Some(seen) => {
+                    if let Some(end) = show_seen(seen) {
+                        return Ok(Left::Ended(end));
+                    }
+                }
+                None => return Err(crate::platform("the terminal ended without an end".into())),
+            },
+            typed = keys.recv(), if terminal.room() >= KEYS_BYTES => {
+                // Our terminal is gone: so are we.
+                let Some(typed) = typed else { return Ok(Left::Detached) };
+                let (bytes, leaves) = escape.typed(&typed);
+                terminal.write(&bytes).map_err(|error| explain(&error))?;
+                if leaves {
+                    return leave(terminal).await;
+                }
+            }
+            _ = signals.resized.recv() => terminal.resize(size()),
+            () = until_ended(&mut signals.ended) => return Ok(Left::Detached),
+        }
+    }
+}
+
+async fn until_ended([hangup, terminate, interrupt]: &mut [Signal; 3]) {
+    tokio::select! {
+        _ = hangup.recv() => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// Gives the last keys the time to arrive.
+async fn leave(terminal: &mut Terminal) -> Result<Left, Error> {
+    let arriving = async {
+        while !terminal.is_received() {
+            match terminal.next().await {
+                Ok(Some(seen)) => {
+                    if let Some(end) = show_seen(seen) {
+                        return Some(end);
+                    }
+                }
+                Ok(None) | Err(_) => break,
+            }
+        }
+        None
+    };
+    let ended = tokio::time::timeout(LEAVE_WITHIN, arriving).await.ok().flatten();
+    let _ = std::io::stdout().lock().write_all(b"\r\n");
+    Ok(ended.map_or(Left::Detached, Left::Ended))
+}
+
+/// Shows what happened; gives back the end, if it was that.
+fn show_seen(seen: Seen) -> Option<ExecEnd> {
+    match seen {
+        Seen::Output { bytes, .. } => {
+            let mut to = std::io::stdout().lock();
+            let _ = to.write_all(&bytes).and_then(|()| to.flush());
+        }
+        Seen::Gap { from, to } => say(&format!("{} bytes were not kept", to - from)),
+        Seen::Reconnecting => say("reconnecting…"),
+        Seen::Connected => {}
+        Seen::Refused(error) => say(&error.message),
+        Seen::End(end) => return Some(end),
+    }
+    None
+}
+
+/// A note while the terminal is raw, where a line does not begin by itself.
+fn say(text: &str) {
+    let _ = write!(std::io::stderr().lock(), "\r\nbelljar: {}\r\n", show::escape(text));
+}
+
+/// What is typed. The reads are a thread's own: nothing else can wait for a terminal that is shared with our parent.
+fn keys() -> mpsc::Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel(KEYS_WAITING);
+    std::thread::spawn(move || {
+        let mut buffer = [0; KEYS_BYTES];
+        loop {
+            match std::io::stdin().lock().read(&mut buffer) {
+                Ok(0) => return,
+                Ok(count) => {
+                    let typed = buffer.get(..count).unwrap_or_default().to_vec();
+                    if sender.blocking_send(typed).is_err() {
+                        return;
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    });
+    receiver
+}
+
+/// The size of our own terminal.
+fn size() -> TerminalSize {
+    let side = |own: u16, usual: u32| if own == 0 { usual } else { u32::from(own).min(SIDE_MAX) };
+    tcgetwinsize(rustix::stdio::stdout()).map_or(SIZE, |own| TerminalSize {
+        cols: side(own.ws_col, SIZE.cols),
+        rows: side(own.ws_row, SIZE.rows),
+    })
+}
+
+impl Raw {
+    fn enter() -> Result<Self, Error> {
+        let failed = |error| crate::platform(format!("cannot set the terminal: {error}"));
+        let before = tcgetattr(rustix::stdio::stdin()).map_err(failed)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &raw).map_err(failed)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &self.before);
+    }
+}
+
+impl Signals {
+    fn watch() -> Result<Self, Error> {
+        let watch = |kind| {
+            signal(kind).map_err(|error| crate::platform(format!("cannot watch for signals: {error}")))
+        };
+        Ok(Self {
+            resized: watch(SignalKind::window_change())?,
+            ended: [
+                watch(SignalKind::hangup())?,
+                watch(SignalKind::terminate())?,
+                watch(SignalKind::interrupt())?,
+            ],
+        })
+    }
+}
+
+impl Escape {
+    fn new() -> Self {
+        Self { state: State::Begin }
+    }
+
+    /// What of these keys goes inside, and whether we are to leave after that.
+    fn typed(&mut self, keys: &[u8]) -> (Vec<u8>, bool) {
+        let mut inside = Vec::with_capacity(keys.len() + 1);
+        for key in keys {
+            match (self.state, key) {
+                (State::Begin, b'~') => {
+                    self.state = State::Tilde;
+                    continue;
+                }
+                (State::Tilde, b'.') => return (inside, true),
+                (State::Tilde, b'~') => {}
+                (State::Tilde, _) => inside.push(b'~'),
+                (State::Begin | State::Within, _) => {}
+            }
+            inside.push(*key);
+            self.state = if matches!(key, b'\r' | b'\n') { State::Begin } else { State::Within };
+        }
+        (inside, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What goes inside when these are typed one after the other, and whether we leave.
+    fn typed(parts: &[&str]) -> (String, bool) {
+        let mut escape = Escape::new();
+        let mut inside = Vec::new();
+        for part in parts {
+            let (bytes, leaves) = escape.typed(part.as_bytes());
+            inside.extend(bytes);
+            if leaves {
+                return (String::from_utf8(inside).unwrap(), true);
+            }
+        }
+        (String::from_utf8(inside).unwrap(), false)
+    }
+
+    #[test]
+    fn the_way_out_is_a_tilde_and_a_dot_at_the_beginning_of_a_line() {
+        assert_eq!(typed(&["ls\r", "~", "."]), ("ls\r".into(), true));
+        assert_eq!(typed(&["~.x"]), (String::new(), true));
+        assert_eq!(typed(&["cd ~.\r"]), ("cd ~.\r".into(), false));
+    }
+
+    #[test]
+    fn every_other_tilde_goes_inside() {
+        assert_eq!(typed(&["~", "~.\r"]), ("~.\r".into(), false));
+        assert_eq!(typed(&["~/bin/x\r"]), ("~/bin/x\r".into(), false));
+        assert_eq!(typed(&["a~.\r~", "\r~."]), ("a~.\r~\r".into(), true));
+    }
+}
