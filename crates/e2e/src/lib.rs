@@ -25,6 +25,7 @@ pub mod lab;
 pub mod layer;
 pub mod random;
 pub mod service;
+pub mod tmux;
 pub mod traces;
 pub mod wild;
 pub mod wire;

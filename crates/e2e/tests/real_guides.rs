@@ -76,6 +76,11 @@ fn the_commands_of_ports_work() {
 }
 
 #[test]
+fn the_commands_of_terminals_work() {
+    run("docs/guides/terminals.md");
+}
+
+#[test]
 fn the_commands_of_install_as_a_service_work() {
     run("docs/operate/install-as-a-service.md");
 }

@@ -6,6 +6,7 @@
 //! | [`exhaustion`] | C: using up processes, memory, disk, files |
 //! | [`kernel`], [`devices`] | K: what the kernel offers and a sandbox does not |
 //! | [`supervision`], [`inheritance`] | A: the guest, its channel, and the ends of execs; what an exec gets from who starts it |
+//! | [`terminals`] | A-15: too many, too large, torn and flooded |
 //! | [`setup`] | R: how runtimes were broken before: root file systems that lie, planted links, sockets without a file |
 //! | [`output`] | O: what a process writes, without end, without lines, without meaning |
 //! | [`group`] | G: shedding the group by which an exec's processes are found |
@@ -33,3 +34,4 @@ mod output;
 mod room;
 mod setup;
 mod supervision;
+mod terminals;

@@ -1,0 +1,97 @@
+//! A real terminal emulator for tests: tmux, with a server of its own, that types keys and tells what is on the screen.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Between two looks at the screen.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// One window with one program in it. It ends with this value.
+pub struct Tmux {
+    name: String,
+}
+
+impl Tmux {
+    /// Runs a command of `sh` in a window of this size, with these variables.
+    pub fn run(command: &str, (cols, rows): (u32, u32), env: &[(&str, &str)]) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let tmux = Self { name: format!("belljar-test-{}-{number}", std::process::id()) };
+        let (cols, rows) = (cols.to_string(), rows.to_string());
+        let mut words = vec!["-f", "/dev/null", "new-session", "-d", "-x", &cols, "-y", &rows];
+        let pairs: Vec<String> = env.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        for pair in &pairs {
+            words.extend(["-e", pair]);
+        }
+        words.extend(["sh", "-c", command]);
+        tmux.ask(&words);
+        tmux.ask(&["set-option", "-g", "status", "off"]);
+        tmux
+    }
+
+    /// Types text, as it is.
+    pub fn text(&self, text: &str) {
+        self.ask(&["send-keys", "-l", text]);
+    }
+
+    /// Presses keys by their names: `Enter`, `C-c`.
+    pub fn keys(&self, keys: &[&str]) {
+        self.ask(&[&["send-keys"], keys].concat());
+    }
+
+    /// Types a line.
+    pub fn line(&self, text: &str) {
+        self.text(text);
+        self.keys(&["Enter"]);
+    }
+
+    /// Gives the window another size.
+    pub fn resize(&self, cols: u32, rows: u32) {
+        self.ask(&["resize-window", "-x", &cols.to_string(), "-y", &rows.to_string()]);
+    }
+
+    /// What is on the screen, a string for each row.
+    pub fn screen(&self) -> Vec<String> {
+        self.ask(&["capture-pane", "-p"]).lines().map(str::to_owned).collect()
+    }
+
+    /// What was ever on it, as far back as tmux remembers.
+    pub fn history(&self) -> String {
+        self.ask(&["capture-pane", "-p", "-S", "-"])
+    }
+
+    /// Waits until the screen is so.
+    pub async fn until(&self, within: Duration, what: &str, so: impl Fn(&[String]) -> bool) {
+        let since = Instant::now();
+        loop {
+            let screen = self.screen();
+            if so(&screen) {
+                return;
+            }
+            assert!(
+                since.elapsed() < within,
+                "waited {within:?} for {what}; the screen is\n{}",
+                screen.join("\n")
+            );
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Waits until a row is this text.
+    pub async fn row(&self, within: Duration, text: &str) {
+        self.until(within, text, |screen| screen.iter().any(|row| row.trim_end() == text)).await;
+    }
+
+    fn ask(&self, words: &[&str]) -> String {
+        let done = Command::new("tmux").args(["-L", &self.name]).args(words).output().expect("tmux");
+        assert!(done.status.success(), "tmux {words:?}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    }
+}
+
+impl Drop for Tmux {
+    fn drop(&mut self) {
+        let _ = Command::new("tmux").args(["-L", &self.name, "kill-server"]).output();
+    }
+}
