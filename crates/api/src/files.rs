@@ -11,6 +11,8 @@
 //! answer    head: FileAnswer    data…   end: FileEnd       nothing comes after a refusal
 //! ```
 
+mod bodies;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +20,11 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, ErrorCode, Layer, Ran, Retry};
 use crate::layer::Compression;
 use crate::limits;
+
+pub use bodies::{
+    ARCHIVE_TRAILER, Counted, DIGEST_HEADER, EditRequest, FILE_CHANGED, FILE_TRAILER, FILE_WHOLE, HashedFile,
+    WatchLine,
+};
 
 /// `PATH_MAX` of Linux, less its NUL.
 pub const PATH_BYTES_MAX: usize = 4095;

@@ -109,7 +109,7 @@ pub fn explain(error: &client::Error) -> Error {
             "Correct --server (BELLJAR_SERVER), --key-file (BELLJAR_KEY) or --ca-file (BELLJAR_CA_FILE)."
                 .into()
         }
-        client::Error::Refused(_) | client::Error::Protocol { .. } => error.to_api().fix,
+        client::Error::Refused(_) | client::Error::Protocol { .. } | client::Error::Local { .. } => error.to_api().fix,
     };
     Error { fix, ..error.to_api() }
 }

@@ -7,6 +7,7 @@
 //! | [`exec`], [`attach`], [`logs`] | commands in them |
 //! | [`forward`] | ports of a sandbox as ports of this machine |
 //! | [`shell`] | a terminal in one |
+//! | [`cp`], [`ls`], [`cat`], [`edit`], [`watch`] | files in them |
 //! | [`events`], [`top`] | how they are doing, live |
 //! | [`key`], [`project`], [`drain`] | what an operator does |
 //! | [`serve`], [`configuration`] | `belljar serve`: this machine as a service |
@@ -26,11 +27,14 @@
 
 mod advisories;
 mod attach;
+mod cat;
 mod configuration;
 mod connect;
+mod cp;
 mod create;
 mod doctor;
 mod drain;
+mod edit;
 mod events;
 mod exec;
 mod fleet;
@@ -39,6 +43,7 @@ mod forward;
 mod key;
 mod list;
 mod logs;
+mod ls;
 mod manual;
 mod output;
 mod project;
@@ -51,6 +56,7 @@ mod show;
 mod stop;
 mod template;
 mod top;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -99,6 +105,16 @@ enum Command {
     Logs(logs::Arguments),
     /// Makes ports of a sandbox ports of this machine, or shows their addresses.
     Forward(forward::Arguments),
+    /// Copies files between this machine and a sandbox.
+    Cp(cp::Arguments),
+    /// Lists files of a sandbox.
+    Ls(ls::Arguments),
+    /// Writes the bytes of files of a sandbox.
+    Cat(cat::Arguments),
+    /// Changes a file of a sandbox, by an exact text or in an editor.
+    Edit(edit::Arguments),
+    /// Shows what happens to files of a sandbox.
+    Watch(watch::Arguments),
     /// Ends sandboxes and waits until nothing of them is left.
     Stop(stop::Arguments),
     /// Shows what the sandboxes use.
@@ -152,6 +168,11 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Attach(attach) => attach::run(&connection, attach).await,
         Command::Logs(logs) => logs::run(&connection, logs).await,
         Command::Forward(forward) => forward::run(&connection, forward).await,
+        Command::Cp(cp) => cp::run(&connection, cp).await,
+        Command::Ls(ls) => ls::run(&connection, ls).await,
+        Command::Cat(cat) => cat::run(&connection, cat).await,
+        Command::Edit(edit) => edit::run(&connection, edit).await,
+        Command::Watch(watch) => watch::run(&connection, watch).await,
         Command::Stop(stop) => stop::run(&connection, stop).await,
         Command::Top(top) => top::run(&connection, top).await,
         Command::Events(events) => events::run(&connection, events).await,

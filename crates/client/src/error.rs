@@ -35,6 +35,14 @@ pub enum Error {
         /// What it said.
         what: String,
     },
+    /// A file of this machine could not be read or written.
+    #[error("cannot {act}: {why}")]
+    Local {
+        /// The act and the file.
+        act: String,
+        /// What the system said.
+        why: String,
+    },
     /// What the client was given to work with cannot be used: an address, a key, a file of certificates.
     #[error("{what}: {why}")]
     Configuration {
@@ -66,6 +74,10 @@ impl Error {
                 let fix = "Use a client and a server of the same version, and nothing between them that changes bytes.";
                 (ErrorCode::Protocol, Layer::Platform, Ran::Unknown, Retry::Unknown, fix.into())
             }
+            Self::Local { .. } => {
+                let fix = "See that the file is there, that you may use it and that its disk has room.";
+                (ErrorCode::InvalidRequest, Layer::UserCode, Ran::No, Retry::Useless, fix.into())
+            }
             Self::Configuration { what, .. } => {
                 let fix = format!("Correct it: {what}.");
                 (ErrorCode::InvalidRequest, Layer::UserCode, Ran::No, Retry::Useless, fix)
@@ -81,6 +93,7 @@ impl Error {
             Self::Unreachable { .. }
             | Self::Distrusted { .. }
             | Self::Protocol { .. }
+            | Self::Local { .. }
             | Self::Configuration { .. } => None,
         }
     }

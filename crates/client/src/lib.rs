@@ -20,6 +20,7 @@
 //! | [`Terminal`] | a terminal: keys in, screen out, over as many connections as it takes |
 //! | [`Events`] | what happens to the project's sandboxes |
 //! | [`Tunnel`] | a connection to a port inside a sandbox |
+//! | [`Files`] | the files of a sandbox: looked at, read, written, transferred whole, watched |
 //! | `link` | one request over as many connections as it takes |
 //! | `lines` | lines of JSON out of a body, bounded |
 //! | `patience` | how long and how often to ask again |
@@ -37,6 +38,7 @@ mod error;
 mod events;
 mod exec;
 mod execs;
+mod files;
 mod lines;
 mod link;
 mod patience;
@@ -49,6 +51,7 @@ pub use client::{Client, Options};
 pub use error::Error;
 pub use events::Events;
 pub use exec::{Collected, Event, Exec};
+pub use files::{Archive, Files, Listed, Progress, Reader, Watch};
 pub use patience::{BUSY_WITHIN, CONNECTION_WITHIN, Patience};
 pub use ports::Tunnel;
 pub use stdin::Stdin;

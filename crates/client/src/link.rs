@@ -95,13 +95,21 @@ impl Ask {
         Ok(Self { repeatable: true, ..self })
     }
 
+    /// Marks it as one that does no harm when repeated.
+    pub fn again(self) -> Self {
+        Self { repeatable: true, ..self }
+    }
+
     pub fn accept(mut self, kind: &'static str) -> Self {
         self.headers.insert(ACCEPT, HeaderValue::from_static(kind));
         self
     }
 
-    pub fn header(mut self, name: HeaderName, value: &'static str) -> Self {
-        self.headers.insert(name, HeaderValue::from_static(value));
+    /// With one more header, whose value is one.
+    pub fn header(mut self, name: HeaderName, value: &str) -> Self {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            self.headers.insert(name, value);
+        }
         self
     }
 
@@ -207,13 +215,21 @@ impl Link {
         response.upgrade().await.map_err(|error| self.lost(&ask, &error))
     }
 
+    /// Sends a request once, with a body that is made while it is sent; the answer is one of success. How long that may take is
+    /// for whoever makes the body to say.
+    pub async fn open_with(&self, ask: &Ask, body: reqwest::Body) -> Result<Response, Failure> {
+        let response = self.request(ask).body(body).send().await.map_err(|error| self.lost(ask, &error))?;
+        if response.status().is_success() { Ok(response) } else { Err(self.refusal(ask, response).await) }
+    }
+
+    fn request(&self, ask: &Ask) -> reqwest::RequestBuilder {
+        let url = format!("{}{}", self.url, ask.path);
+        self.http.request(ask.method.clone(), url).headers(ask.headers.clone())
+    }
+
     /// Sends a request once; the answer is whatever came.
     pub async fn send(&self, ask: &Ask) -> Result<Response, Failure> {
-        let request = self
-            .http
-            .request(ask.method.clone(), format!("{}{}", self.url, ask.path))
-            .headers(ask.headers.clone())
-            .body(ask.body.clone());
+        let request = self.request(ask).body(ask.body.clone());
         match tokio::time::timeout(self.within(ask), request.send()).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(self.lost(ask, &error)),

@@ -8,7 +8,7 @@
 //! out or put in shows ([`verify`]). Lines cut off at the end do not show by themselves: whoever must know keeps
 //! [`Verified::head`] elsewhere.
 //!
-//! Ids, acts and sizes are written down; secrets, variables, output and the words of a command are not. Text that a
+//! Ids, acts, sizes and paths are written down; secrets, variables, output and the words of a command are not. Text that a
 //! caller chose is cut to [`DETAIL_BYTES_MAX`] and escaped to printable ASCII.
 //!
 //! **Nobody waits for it.** [`Audit::record`] puts an entry into a bounded queue or, when that is full, counts it as missed; the
@@ -100,6 +100,20 @@ pub enum Act {
     Tunnel,
     /// A terminal was opened.
     TerminalOpen,
+    /// A file was written, in whole or in part; the detail is its path.
+    FileWrite,
+    /// A directory was made.
+    FileMake,
+    /// A file was moved.
+    FileMove,
+    /// A file was copied.
+    FileCopy,
+    /// A file was removed.
+    FileRemove,
+    /// A text in a file was replaced.
+    FileEdit,
+    /// An archive was unpacked.
+    FileUnpack,
     /// The node was told to take no more sandboxes, or to take them again.
     Drain,
     /// A project was refused what is above its quota or its rate.

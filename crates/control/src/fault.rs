@@ -17,6 +17,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub struct Fault {
     error: Error,
     after: Option<Duration>,
+    /// Instead of the one that its code has.
     status: Option<StatusCode>,
 }
 

@@ -6,11 +6,13 @@
 //! | [`execs`] | start, list, look, read, write, signal, cancel |
 //! | [`ports`] | how a port is reached, opening it to everybody, tunnels |
 //! | [`terminals`] | the WebSocket of a terminal, its size |
+//! | [`files`] | look, list, read, write, make, move, copy, remove, edit, watch, archives |
 //! | [`admin`] | projects, keys, the machine |
 //! | [`health`] | health, metrics, the description of the API |
 
 pub mod admin;
 pub mod execs;
+pub mod files;
 pub mod health;
 pub mod ports;
 pub mod sandboxes;
@@ -70,6 +72,16 @@ fn table() -> OpenApiRouter<Arc<Platform>> {
         .routes(routes!(ports::tunnel))
         .routes(routes!(terminals::open))
         .routes(routes!(terminals::resize))
+        .routes(routes!(files::look, files::remove))
+        .routes(routes!(files::list))
+        .routes(routes!(files::hash))
+        .routes(routes!(files::make))
+        .routes(routes!(files::rename))
+        .routes(routes!(files::copy))
+        .routes(routes!(files::edit))
+        .routes(routes!(files::watch::watch))
+        .routes(routes!(files::content::read, files::content::write))
+        .routes(routes!(files::archive::pack, files::archive::unpack))
         .routes(routes!(admin::projects))
         .routes(routes!(admin::put_project))
         .routes(routes!(admin::keys, admin::create_key))

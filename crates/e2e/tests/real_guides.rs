@@ -81,6 +81,11 @@ fn the_commands_of_terminals_work() {
 }
 
 #[test]
+fn the_commands_of_files_work() {
+    run("docs/guides/files.md");
+}
+
+#[test]
 fn the_commands_of_install_as_a_service_work() {
     run("docs/operate/install-as-a-service.md");
 }

@@ -254,6 +254,13 @@ impl Call {
     }
 }
 
+impl Call {
+    /// The sandbox, and the size of its disk.
+    pub(crate) fn sandbox_and_disk(&self) -> (&Sandbox, u64) {
+        (&self.sandbox, self.entry.shown().limits.disk_bytes)
+    }
+}
+
 impl Drop for Call {
     fn drop(&mut self) {
         self.entry.active(Instant::now());

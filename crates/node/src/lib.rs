@@ -13,6 +13,7 @@
 //! | [`link`] | the host end of the channel: one connection after the other, requests that outlive them |
 //! | [`port`] | a connection to a port inside |
 //! | [`exec`] | one exec as seen from here: its output from any offset, its one outcome |
+//! | [`files`] | files of a sandbox, as they are asked for from here |
 //! | [`template`] | what sandboxes are made from: imported, built, kept, tidied |
 //! | [`guest`] | the guest's executable, carried inside this one |
 //! | [`machine`] | this machine: where things are kept, which runtimes there are, tidying after the dead |
@@ -29,6 +30,7 @@ mod driver;
 mod entry;
 pub mod error;
 pub mod exec;
+pub mod files;
 pub mod guest;
 pub mod journal;
 pub mod lifecycle;
@@ -43,6 +45,7 @@ pub mod template;
 pub use entry::Call;
 pub use error::Error;
 pub use exec::{Collected, Event, Exec};
+pub use files::{Files, Piece, Reading, Watching, Writing};
 pub use live::{Node, Order};
 pub use machine::Machine;
 pub use port::Port;

@@ -6,7 +6,7 @@
 //!
 //! Everything that can be asked of a guest can be asked twice (execs have ids, bytes have offsets), so a request
 //! whose connection breaks is sent again on the next one, until its deadline. The one exception is a body that is
-//! made while it is sent ([`Link::stream`]): there is no second one.
+//! made while it is sent ([`Link::stream`]): there is no second one; and what must not be done twice ([`Link::ask_once`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -164,14 +164,7 @@ impl Link {
         within: Duration,
     ) -> Result<T, Error> {
         let deadline = Instant::now() + within;
-        let (mut sender, _) = self.live(0, deadline, within).await?;
-        let request = ask.request(Either::Right(Either::Left(streamed)))?;
-        let response = match timeout_at(deadline, sender.send_request(request)).await {
-            Err(_) => return Err(Error::Deadline { what: "an answer of the guest", after: within }),
-            Ok(Err(_broken)) => return Err(Error::Lost(LostCause::Died)),
-            Ok(Ok(response)) if response.status().is_success() => response,
-            Ok(Ok(response)) => return Err(refusal(response, deadline, within).await),
-        };
+        let response = self.ask_once(ask, Some(streamed), within).await?;
         let bytes = body(response, deadline, within).await?;
         serde_json::from_slice(&bytes).map_err(|error| Error::Protocol(error.to_string()))
     }
@@ -198,6 +191,29 @@ impl Link {
                 // Nothing was said on it yet.
                 Ok(Err(_broken)) => last = generation,
             }
+        }
+    }
+
+    /// Asks once, with a body that is made while it is sent if there is one, and takes the answer's head.
+    ///
+    /// # Errors
+    /// As [`Link::ask`]; and the end of the connection.
+    pub async fn ask_once(
+        &self,
+        ask: &Ask,
+        streamed: Option<Streamed>,
+        within: Duration,
+    ) -> Result<Response<Incoming>, Error> {
+        let deadline = Instant::now() + within;
+        let (mut sender, _) = self.live(0, deadline, within).await?;
+        let whole = Full::new(ask.body.clone());
+        let body = streamed.map_or(Either::Left(whole), |body| Either::Right(Either::Left(body)));
+        let request = ask.request(body)?;
+        match timeout_at(deadline, sender.send_request(request)).await {
+            Err(_) => Err(Error::Deadline { what: "an answer of the guest", after: within }),
+            Ok(Err(_broken)) => Err(Error::Lost(LostCause::Died)),
+            Ok(Ok(response)) if response.status().is_success() => Ok(response),
+            Ok(Ok(response)) => Err(refusal(response, deadline, within).await),
         }
     }
 

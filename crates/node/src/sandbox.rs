@@ -70,6 +70,11 @@ impl Sandbox {
         &self.home.link
     }
 
+    /// The same, for what outlives a borrow.
+    pub(crate) fn shared_link(&self) -> Arc<Link> {
+        Arc::clone(&self.home.link)
+    }
+
     /// Starts a command under an id of the caller's choice; the same call again attaches to what it started.
     ///
     /// # Errors

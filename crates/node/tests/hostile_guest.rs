@@ -17,12 +17,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::exec::{ExecEnd, ExecSpec, LostCause, Outcome, Stream};
+use api::files::{FileAnswer, FileAsk, FilePath, Part, PartKind};
 use api::frame::Header;
 use api::posture::Posture;
 use api::{ErrorCode, ExecId, SandboxId};
 use bytes::Bytes;
 use http_body_util::channel::Channel;
-use http_body_util::{Either, Full};
+use http_body_util::{BodyExt, Either, Full};
 use hyper::service::service_fn;
 use hyper::{Request, Response, body::Incoming};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -96,6 +97,16 @@ fn sandbox(outputs: Vec<Vec<u8>>) -> (Sandbox, Arc<Liar>) {
 }
 
 async fn answer(request: Request<Incoming>, outputs: Outputs) -> Result<Response<Body>, Infallible> {
+    if request.uri().path() == "/files" {
+        // The answer comes after what was sent, and ends after its bytes.
+        let (bytes, mut body) = (outputs.lock().unwrap().pop_front(), request.into_body());
+        let (mut sender, channel) = Channel::new(2);
+        tokio::spawn(async move {
+            while let Some(Ok(_)) = body.frame().await {}
+            let _ = sender.send_data(bytes.unwrap_or_default().into()).await;
+        });
+        return Ok(Response::new(Either::Right(channel)));
+    }
     if request.uri().path().ends_with("/output") {
         let output = outputs.lock().unwrap().pop_front();
         let (mut sender, channel) = Channel::new(2);
@@ -241,4 +252,125 @@ async fn a_guest_that_goes_quiet_cannot_outlast_the_deadline() {
     assert_eq!(collected.end.outcome, Outcome::Timeout);
     assert_eq!(collected.stdout, b"hi");
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+}
+
+fn part(kind: PartKind, json: &str) -> Vec<u8> {
+    [&Part { kind, length: json.len() as u32 }.encode()[..], json.as_bytes()].concat()
+}
+
+fn path() -> FilePath {
+    FilePath::new("a").unwrap()
+}
+
+fn read_ask() -> FileAsk {
+    FileAsk::Read { path: path(), from: 0, to: Some(4), version: None }
+}
+
+const INFO: &str = r#"{"path":"/workspace/a","kind":"file","size_bytes":4,"mode":420,"uid":1000,"gid":1000,"modified_at_ms":0,"version":"1"}"#;
+
+fn content(to: u64) -> Vec<u8> {
+    part(PartKind::Head, &format!(r#"{{"answer":"content","info":{INFO},"from":0,"to":{to}}}"#))
+}
+
+fn read_end(sha256: &str) -> Vec<u8> {
+    part(PartKind::End, &format!(r#"{{"end":"read","sha256":"{sha256}","changed":false}}"#))
+}
+
+/// Asks one thing of files that are answered with these bytes.
+async fn asked(ask: &FileAsk, answer: Vec<u8>) -> Result<FileAnswer, Error> {
+    let (sandbox, _liar) = sandbox(vec![answer]);
+    sandbox.files(1 << 20).ask(ask).await
+}
+
+/// Reads a file that is answered with these bytes.
+async fn file(answer: Vec<u8>) -> Result<Vec<u8>, Error> {
+    let (sandbox, _liar) = sandbox(vec![answer]);
+    let (_, mut reading) = sandbox.files(1 << 20).read(&read_ask()).await?;
+    let mut all = Vec::new();
+    loop {
+        match reading.next().await? {
+            node::Piece::Data(bytes) => all.extend_from_slice(&bytes),
+            node::Piece::Read { .. } => return Ok(all),
+            node::Piece::Packed(_) => panic!("an archive"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_honest_answer_about_files_is_believed() {
+    let info = part(PartKind::Head, &format!(r#"{{"answer":"info","info":{INFO}}}"#));
+    assert!(matches!(asked(&FileAsk::Stat { path: path() }, info).await, Ok(FileAnswer::Info { .. })));
+    let hash = "0".repeat(64);
+    let whole = [content(4), part(PartKind::Data, "abcd"), read_end(&hash)].concat();
+    assert_eq!(file(whole).await.unwrap(), b"abcd");
+}
+
+/// A-03: answers to another question, bytes that were not said, words after the last.
+#[tokio::test]
+async fn lies_about_files_are_refused() {
+    let stat = FileAsk::Stat { path: path() };
+    let info = |version: &str| INFO.replace(r#""version":"1""#, &format!(r#""version":"{version}""#));
+    let head = |json: &str| part(PartKind::Head, json);
+    let told = |info: &str| head(&format!(r#"{{"answer":"info","info":{info}}}"#));
+    for lie in [
+        head(r#"{"answer":"page","items":[],"more":false}"#),
+        head(r#"{"answer":"done","count":1}"#),
+        head(r#"{"answer":"what"}"#),
+        told(&info("a\r\nset-cookie: x")),
+        told(&INFO.replace("/workspace/a", "../a")),
+        [told(INFO), part(PartKind::Data, "x")].concat(),
+        [told(INFO), told(INFO)].concat(),
+        head(
+            r#"{"answer":"refused","error":{"code":"unauthorized","message":"","layer":"policy","ran":"no","retry":"useless","fix":""}}"#,
+        ),
+    ] {
+        let error = asked(&stat, lie.clone()).await.expect_err("the lie was believed");
+        assert!(matches!(error, Error::Protocol(_)), "{error}: {}", String::from_utf8_lossy(&lie));
+    }
+    let hash = "0".repeat(64);
+    for lie in [
+        [content(4), part(PartKind::Data, "abcde"), read_end(&hash)].concat(),
+        [content(4), part(PartKind::Data, "abc"), read_end(&hash)].concat(),
+        [content(5), part(PartKind::Data, "abcde"), read_end(&hash)].concat(),
+        [content(4), part(PartKind::Data, "abcd"), read_end("x")].concat(),
+        [
+            content(4),
+            part(
+                PartKind::End,
+                r#"{"end":"packed","report":{"entries":0,"bytes":0,"skipped":0,"changed":0}}"#,
+            ),
+        ]
+        .concat(),
+    ] {
+        let error = file(lie).await.expect_err("the lie was believed");
+        assert!(matches!(error, Error::Protocol(_)), "{error}");
+    }
+}
+
+/// A process that serves files can be killed at any byte: what it said so far is never a whole.
+#[tokio::test]
+async fn an_answer_about_files_that_breaks_off_says_so() {
+    let whole = [content(4), part(PartKind::Data, "abcd"), read_end(&"0".repeat(64))].concat();
+    for at in 0..whole.len() {
+        let error = file(whole[..at].to_vec()).await.expect_err("a part was taken for the whole").to_api();
+        assert_eq!((error.code, error.retry), (ErrorCode::Conflict, api::Retry::Safe), "{at}: {error:?}");
+    }
+    let removed = asked(&FileAsk::Remove { path: path(), all: true }, Vec::new()).await.unwrap_err().to_api();
+    assert_eq!((removed.code, removed.retry), (ErrorCode::Conflict, api::Retry::Unknown));
+}
+
+/// What was sent is said to be written only by an answer that comes after the last byte.
+#[tokio::test]
+async fn a_file_is_written_when_the_guest_says_so_and_not_before() {
+    let hash = "0".repeat(64);
+    let ask = FileAsk::Write { path: path(), offset: None, mode: None, sha256: None };
+    let said = part(PartKind::Head, &format!(r#"{{"answer":"whole","info":{INFO},"sha256":"{hash}"}}"#));
+    let (sandbox, _liar) = sandbox(vec![said]);
+    let files = sandbox.files(1 << 20);
+    let mut writing = files.write(ask.clone()).await.unwrap();
+    writing.push(Bytes::from_static(b"abcd")).await.unwrap();
+    assert!(matches!(writing.finish().await, Ok(FileAnswer::Whole { .. })));
+    let writing = files.write(ask).await.unwrap();
+    let error = writing.finish().await.expect_err("nothing was said").to_api();
+    assert_eq!((error.code, error.retry), (ErrorCode::Conflict, api::Retry::Unknown));
 }

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`server`] | a server that does exactly what it is told |
 //! | [`requests`] | what is asked again, what is not, and for how long |
+//! | [`files`] | files over connections that break, and answers that are not what was sent |
 //! | [`reading`] | output over connections that break, lie and fall silent |
 //! | [`trust`] | servers that are, and are not, who they should be |
 
 // A test fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
+mod files;
 mod reading;
 mod requests;
 mod server;

@@ -111,6 +111,11 @@ impl Answer {
         Self { bytes, stalls: false }
     }
 
+    /// Exactly these bytes.
+    pub fn raw(bytes: impl Into<Vec<u8>>) -> Self {
+        Self { bytes: bytes.into(), stalls: false }
+    }
+
     /// A connection that is closed without a word.
     pub fn nothing() -> Self {
         Self { bytes: Vec::new(), stalls: false }

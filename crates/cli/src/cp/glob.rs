@@ -1,0 +1,155 @@
+//! Wildcards in paths of a sandbox: `*`, `?` and `[a-z]`, in any name of the path. As in a shell, a leading dot is matched by a
+//! dot only.
+
+use api::Error;
+use api::files::{FileKind, FilePath};
+use client::Files;
+
+use super::place::below;
+use crate::connect::explain;
+
+/// Paths that one pattern may stand for.
+const FOUND_MAX: usize = 100_000;
+
+/// All paths that a pattern stands for. A path that is there is itself, whatever is in its name.
+///
+/// # Errors
+/// There are none, or too many.
+pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, Error> {
+    if !is_pattern(pattern.as_bytes()) {
+        return Ok(vec![pattern.clone()]);
+    }
+    if files.stat(pattern).await.is_ok() {
+        return Ok(vec![pattern.clone()]);
+    }
+    let start = if pattern.as_bytes().starts_with(b"/") { "/" } else { "." };
+    let mut found = vec![FilePath::new(start)?];
+    let parts: Vec<&[u8]> =
+        pattern.as_bytes().split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
+    for (index, part) in parts.iter().enumerate() {
+        let is_last = index + 1 == parts.len();
+        let mut next = Vec::new();
+        for directory in &found {
+            if !is_pattern(part) {
+                next.push(below(directory, part)?);
+                continue;
+            }
+            let listed = files.list(directory, 1).await;
+            // What is no directory, or may not be read, holds nothing that matches.
+            let listed = match listed {
+                Err(client::Error::Refused(_)) => Vec::new(),
+                listed => listed.map_err(|error| explain(&error))?,
+            };
+            for info in listed {
+                let path = info.exact()?;
+                let name = path.as_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+                if matches(part, name) && (is_last || info.kind == FileKind::Directory) {
+                    next.push(below(directory, name)?);
+                }
+            }
+        }
+        found = next;
+        if found.len() > FOUND_MAX {
+            return Err(api::limits::exceeded("the number of files", found.len() as u64, FOUND_MAX as u64));
+        }
+    }
+    if found.is_empty() {
+        return Err(Error::not_found(format!("nothing matches {:?}", pattern.text())));
+    }
+    Ok(found)
+}
+
+fn is_pattern(text: &[u8]) -> bool {
+    text.iter().any(|byte| matches!(byte, b'*' | b'?' | b'['))
+}
+
+/// Whether a name matches. Goes back to the last `*` only, so no pattern takes more than their product.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    if name.starts_with(b".") && !pattern.starts_with(b".") {
+        return false;
+    }
+    let (mut pattern, mut name) = (pattern, name);
+    let mut back: Option<(&[u8], &[u8])> = None;
+    loop {
+        if let Some((b'*', rest)) = pattern.split_first() {
+            pattern = rest;
+            back = Some((rest, name));
+            continue;
+        }
+        match (one(pattern, name.first()), name.split_first()) {
+            (Some(rest), Some((_, tail))) => (pattern, name) = (rest, tail),
+            _ if pattern.is_empty() && name.is_empty() => return true,
+            _ => {
+                let Some((rest, at)) = back else { return false };
+                let Some((_, tail)) = at.split_first() else { return false };
+                (pattern, name) = (rest, tail);
+                back = Some((rest, tail));
+            }
+        }
+    }
+}
+
+/// What is left of a pattern when its first part has taken this byte.
+fn one<'a>(pattern: &'a [u8], byte: Option<&u8>) -> Option<&'a [u8]> {
+    let byte = *byte?;
+    let (first, rest) = pattern.split_first()?;
+    match first {
+        b'?' => Some(rest),
+        b'[' => {
+            // `[]` and `[!]` hold nothing: the first `]` after one member ends it.
+            let inverted = rest.first() == Some(&b'!');
+            let set = if inverted { rest.get(1..)? } else { rest };
+            let end = set.iter().skip(1).position(|byte| *byte == b']')? + 1;
+            let (set, after) = (set.get(..end)?, set.get(end + 1..)?);
+            (in_set(set, byte) != inverted).then_some(after)
+        }
+        literal => (*literal == byte).then_some(rest),
+    }
+}
+
+fn in_set(set: &[u8], byte: u8) -> bool {
+    let mut rest = set;
+    while let Some((first, tail)) = rest.split_first() {
+        if let [b'-', last, after @ ..] = tail {
+            if (*first..=*last).contains(&byte) {
+                return true;
+            }
+            rest = after;
+        } else {
+            if *first == byte {
+                return true;
+            }
+            rest = tail;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_match_as_in_a_shell() {
+        for (pattern, name, wanted) in [
+            ("*", "a", true),
+            ("*", ".a", false),
+            (".*", ".a", true),
+            ("*.csv", "x.csv", true),
+            ("*.csv", "x.csv.gz", false),
+            ("a?c", "abc", true),
+            ("a?c", "ac", false),
+            ("[a-c]x", "bx", true),
+            ("[!a-c]x", "bx", false),
+            ("[]a]", "]", true),
+            ("[", "[", false),
+            ("a*b*c", "aXbYbZc", true),
+            ("a*b*c", "aXbYbZ", false),
+            ("**", "", true),
+        ] {
+            assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), wanted, "{pattern} {name}");
+        }
+        let long = "a".repeat(255);
+        assert!(!matches(format!("{}b", "a*".repeat(100)).as_bytes(), long.as_bytes()), "and soon");
+    }
+}

@@ -1,0 +1,113 @@
+//! A pipe between what waits (threads that work on files of this machine) and what does not (connections).
+
+use std::io::{self, Read, Write};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::sync::mpsc;
+
+/// What goes through at once.
+const PIECE_BYTES: usize = 256 << 10;
+/// Pieces on their way.
+const PIECES_WAITING: usize = 2;
+
+/// The end that is written to.
+pub struct Inlet {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    held: BytesMut,
+}
+
+/// The end that is read from, by a thread that waits or by one that must not.
+pub struct Outlet {
+    receiver: mpsc::Receiver<io::Result<Bytes>>,
+    piece: Bytes,
+    /// Whether the end was said. A pipe that is merely let go of broke off.
+    ended: bool,
+}
+
+/// A pipe.
+pub fn pipe() -> (Inlet, Outlet) {
+    let (sender, receiver) = mpsc::channel(PIECES_WAITING);
+    (Inlet { sender, held: BytesMut::new() }, Outlet { receiver, piece: Bytes::new(), ended: false })
+}
+
+impl Inlet {
+    /// Sends a piece without waiting in a thread.
+    pub async fn push(&mut self, piece: Bytes) -> io::Result<()> {
+        self.sender.send(Ok(piece)).await.map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+
+    /// Says that this was all.
+    pub async fn end(self) {
+        let _ = self.sender.send(Ok(Bytes::new())).await;
+    }
+
+    /// Says that this was all, or why there is no more, from a thread that waits.
+    pub fn finish(mut self, done: io::Result<()>) {
+        let end = done.and_then(|()| self.flush()).map(|()| Bytes::new());
+        let _ = self.sender.blocking_send(end);
+    }
+}
+
+impl Write for Inlet {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.held.extend_from_slice(bytes);
+        if self.held.len() >= PIECE_BYTES {
+            self.flush()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.held.is_empty() {
+            return Ok(());
+        }
+        let piece = self.held.split().freeze();
+        self.sender.blocking_send(Ok(piece)).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+impl Outlet {
+    fn accept(&mut self, came: Option<io::Result<Bytes>>) -> io::Result<()> {
+        match came {
+            Some(Ok(piece)) => {
+                self.ended = piece.is_empty();
+                self.piece = piece;
+                Ok(())
+            }
+            Some(Err(error)) => Err(error),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+impl Read for Outlet {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.piece.is_empty() && !self.ended {
+            let came = self.receiver.blocking_recv();
+            self.accept(came)?;
+        }
+        let count = buffer.len().min(self.piece.len());
+        self.piece.split_to(count).copy_to_slice(buffer.get_mut(..count).unwrap_or_default());
+        Ok(count)
+    }
+}
+
+impl AsyncRead for Outlet {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.piece.is_empty() && !self.ended {
+            let came = ready!(self.receiver.poll_recv(context));
+            self.accept(came)?;
+        }
+        let count = buffer.remaining().min(self.piece.len());
+        let piece = self.piece.split_to(count);
+        buffer.put_slice(&piece);
+        Poll::Ready(Ok(()))
+    }
+}

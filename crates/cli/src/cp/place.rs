@@ -1,0 +1,104 @@
+//! Where something is copied from or to: here, in a sandbox, or through a pipe.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::PathBuf;
+
+use api::files::FilePath;
+use api::{Error, SandboxId};
+
+/// One side of a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On this machine.
+    Here(PathBuf),
+    /// In a sandbox.
+    There {
+        /// Which.
+        sandbox: SandboxId,
+        /// Where; perhaps with wildcards.
+        path: FilePath,
+    },
+    /// Standard input or output.
+    Pipe,
+}
+
+impl Place {
+    /// Reads `SANDBOX:PATH`, `-`, or a path. A path of this machine with a colon in its first part is written `./a:b`.
+    ///
+    /// # Errors
+    /// The part before the colon is no sandbox, or the one behind it no path.
+    pub fn parse(text: &OsStr) -> Result<Self, Error> {
+        let bytes = text.as_bytes();
+        if bytes == b"-" {
+            return Ok(Self::Pipe);
+        }
+        let colon = bytes.iter().position(|byte| *byte == b':');
+        let slash = bytes.iter().position(|byte| *byte == b'/').unwrap_or(bytes.len());
+        let Some(colon) = colon.filter(|colon| *colon < slash) else { return Ok(Self::Here(text.into())) };
+        let (name, path) = bytes.split_at(colon);
+        let sandbox = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
+        let sandbox = sandbox.ok_or_else(|| {
+            Error::invalid(
+                format!("{:?} names no sandbox", String::from_utf8_lossy(name)),
+                "Write SANDBOX:PATH, or ./ in front of a file of this machine whose name has a colon.",
+            )
+        })?;
+        let path = match path.get(1..).unwrap_or_default() {
+            b"" => FilePath::new(".")?,
+            path => FilePath::new(path)?,
+        };
+        Ok(Self::There { sandbox, path })
+    }
+}
+
+/// The last name of a path in a sandbox; none for the root and the like. What a sandbox named becomes one name here, never a way.
+pub fn last_name(path: &FilePath) -> Option<&[u8]> {
+    let name = path.as_bytes().rsplit(|byte| *byte == b'/').find(|name| !name.is_empty() && *name != b".")?;
+    (name != b"..").then_some(name)
+}
+
+/// A path below another one, in a sandbox.
+pub fn below(directory: &FilePath, name: &[u8]) -> Result<FilePath, Error> {
+    let directory = directory.as_bytes();
+    let directory = directory.strip_suffix(b"/").unwrap_or(directory);
+    FilePath::new([directory, b"/", name].concat())
+}
+
+/// A name as this machine writes it.
+pub fn local_name(name: &[u8]) -> OsString {
+    OsString::from_vec(name.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Place {
+        Place::parse(OsStr::new(text)).unwrap()
+    }
+
+    #[test]
+    fn a_colon_before_the_first_slash_names_a_sandbox() {
+        let there = |sandbox: &str, path: &str| Place::There {
+            sandbox: sandbox.parse().unwrap(),
+            path: FilePath::new(path).unwrap(),
+        };
+        assert_eq!(parse("build:a/b"), there("build", "a/b"));
+        assert_eq!(parse("build:/etc/x:y"), there("build", "/etc/x:y"));
+        assert_eq!(parse("build:"), there("build", "."));
+        assert_eq!(parse("./a:b"), Place::Here("./a:b".into()));
+        assert_eq!(parse("-"), Place::Pipe);
+        assert!(Place::parse(OsStr::new("C:x")).is_err());
+        assert!(Place::parse(OsStr::new("build:../x")).is_err());
+    }
+
+    #[test]
+    fn what_a_sandbox_named_is_one_name_here() {
+        let name = |path: &str| last_name(&FilePath::new(path).unwrap()).map(<[u8]>::to_vec);
+        assert_eq!(name("/workspace/a/"), Some(b"a".to_vec()));
+        assert_eq!(name("a/./"), Some(b"a".to_vec()));
+        assert_eq!(name("/"), None);
+        assert_eq!(name("."), None);
+    }
+}

@@ -1,0 +1,142 @@
+//! `belljar edit`: changes a file of a sandbox, by an exact text or in an editor.
+
+use std::ffi::OsString;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use api::files::{EDIT_BYTES_MAX, EditRequest, FilePath};
+use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId};
+use client::{Client, Files};
+
+use crate::connect::{Connection, answer};
+use crate::{ls, show};
+
+/// What to change.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  belljar edit build main.py --old 'port = 80' --new 'port = 8080'\n  \
+    EDITOR=vim belljar edit build main.py\n\n\
+    The text must stand in the file exactly once, unless --all is given. Without --old the file is opened in $VISUAL or $EDITOR, and \
+    written back if nobody else has changed it meanwhile.")]
+pub struct Arguments {
+    /// The sandbox, by its id or its name.
+    #[arg(value_name = "SANDBOX")]
+    sandbox: SandboxId,
+    /// The file, relative to /workspace.
+    #[arg(value_name = "PATH")]
+    path: OsString,
+    /// The text to replace, exactly.
+    #[arg(long, requires = "new", value_name = "TEXT")]
+    old: Option<String>,
+    /// What stands there afterwards.
+    #[arg(long, requires = "old", value_name = "TEXT")]
+    new: Option<String>,
+    /// Replaces the text wherever it stands.
+    #[arg(long, requires = "old")]
+    all: bool,
+}
+
+/// A copy on this machine. Dropping it removes it.
+struct Copy {
+    path: PathBuf,
+}
+
+/// Changes it.
+pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let client = connection.client()?;
+    let (files, path) = (client.files(&arguments.sandbox), ls::path(&arguments.path)?);
+    let (Some(old), Some(new)) = (arguments.old, arguments.new) else {
+        return in_editor(&client, &files, &path).await;
+    };
+    let edit = EditRequest { old, new, all: arguments.all };
+    let count = answer(&client, files.edit(&path, &edit)).await?;
+    show::note(&format!("changed in {count} places"));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn in_editor(client: &Client, files: &Files, path: &FilePath) -> Result<ExitCode, Error> {
+    let info = answer(client, files.stat(path)).await?;
+    let before = answer(client, files.read(path, EDIT_BYTES_MAX)).await?;
+    let copy = Copy::of(&before)?;
+    open_editor(&copy.path)?;
+    let after = copy.read()?;
+    if after == before {
+        show::note("nothing was changed");
+        return Ok(ExitCode::SUCCESS);
+    }
+    if answer(client, files.stat(path)).await?.version != info.version {
+        let kept = copy.keep();
+        return Err(Error {
+            code: ErrorCode::Conflict,
+            message: format!("{:?} was changed in the sandbox meanwhile", path.text()),
+            layer: Layer::UserCode,
+            ran: Ran::No,
+            retry: Retry::Useless,
+            fix: format!(
+                "Your version is in {}; compare the two and copy it with `belljar cp`.",
+                kept.display()
+            ),
+        });
+    }
+    answer(client, files.write(path, after.into(), Some(info.mode & 0o777))).await?;
+    show::note("written back");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn open_editor(path: &Path) -> Result<(), Error> {
+    let named = |name| std::env::var(name).ok().filter(|editor| !editor.trim().is_empty());
+    let editor = named("VISUAL").or_else(|| named("EDITOR")).unwrap_or_else(|| "vi".into());
+    // By a shell, as others do: the variable may hold options.
+    let status = std::process::Command::new("/bin/sh")
+        .args(["-c", &format!("{editor} \"$1\""), "sh"])
+        .arg(path)
+        .status()
+        .map_err(|error| crate::platform(format!("cannot start the editor {editor:?}: {error}")))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        format!("the editor {editor:?} failed: {status}"),
+        "Nothing was written back; set VISUAL or EDITOR to an editor that works.",
+    ))
+}
+
+impl Copy {
+    fn of(bytes: &[u8]) -> Result<Self, Error> {
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+            .map_err(|errno| crate::platform(errno.to_string()))?;
+        let name = format!("belljar-edit-{:016x}", u64::from_ne_bytes(random));
+        let copy = Self { path: std::env::temp_dir().join(name) };
+        let fault = |error| crate::platform(format!("cannot write {}: {error}", copy.path.display()));
+        let opened = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&copy.path);
+        opened.and_then(|mut file| file.write_all(bytes)).map_err(fault)?;
+        Ok(copy)
+    }
+
+    fn read(&self) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        let opened = std::fs::File::open(&self.path);
+        opened
+            .and_then(|file| file.take(EDIT_BYTES_MAX + 1).read_to_end(&mut bytes))
+            .map_err(|error| crate::platform(format!("cannot read {}: {error}", self.path.display())))?;
+        if bytes.len() as u64 > EDIT_BYTES_MAX {
+            return Err(api::limits::exceeded("the size of the file", bytes.len() as u64, EDIT_BYTES_MAX));
+        }
+        Ok(bytes)
+    }
+
+    /// Leaves it where it is.
+    fn keep(mut self) -> PathBuf {
+        std::mem::take(&mut self.path)
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}

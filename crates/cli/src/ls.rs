@@ -1,0 +1,107 @@
+//! `belljar ls`: what is in a directory of a sandbox.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt as _;
+use std::process::ExitCode;
+
+use api::files::{FileInfo, FileKind, FilePath};
+use api::{Error, SandboxId};
+
+use crate::connect::{Connection, answer};
+use crate::{list, quantity, show};
+
+/// What to list, and how.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  belljar ls build\n  belljar ls -l build /workspace/src\n  \
+    belljar ls --depth 3 --json build | jq -r '.[].path'")]
+pub struct Arguments {
+    /// The sandbox, by its id or its name.
+    #[arg(value_name = "SANDBOX")]
+    sandbox: SandboxId,
+    /// The directory or file; /workspace, if none is given.
+    #[arg(value_name = "PATH", default_value = ".")]
+    path: OsString,
+    /// Shows permissions, owner, size and age, too.
+    #[arg(long, short = 'l')]
+    long: bool,
+    /// Lists directories below it, too, so many deep.
+    #[arg(long, default_value_t = 1, value_name = "NUMBER")]
+    depth: u32,
+    /// Writes JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists it.
+pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let client = connection.client()?;
+    let files = client.files(&arguments.sandbox);
+    let path = path(&arguments.path)?;
+    let info = answer(&client, files.stat(&path)).await?;
+    let (items, base) = match info.kind {
+        // A symlink that was named is looked behind, as `ls` does with a directory.
+        FileKind::Directory | FileKind::Symlink => {
+            match answer(&client, files.list(&path, arguments.depth)).await {
+                Err(_) if info.kind == FileKind::Symlink => (vec![info], String::new()),
+                items => (items?, info.path.trim_end_matches('/').to_owned() + "/"),
+            }
+        }
+        FileKind::File | FileKind::Fifo | FileKind::Socket | FileKind::Device | FileKind::Unknown => {
+            (vec![info], String::new())
+        }
+    };
+    if arguments.json {
+        show::json(&items)?;
+    } else if arguments.long {
+        let rows: Vec<_> = items.iter().map(|info| row(info, &base)).collect();
+        show::table(&["mode", "owner", "size", "age", "name"], &rows);
+    } else {
+        for info in &items {
+            show::line(&show::escape(shown(info, &base)));
+        }
+    }
+    let unseen = items.iter().filter(|info| info.error.is_some()).count();
+    if unseen > 0 {
+        show::note(&format!("{unseen} of them could not be looked at; --json says why"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A path in a sandbox, as it was typed.
+pub fn path(text: &OsString) -> Result<FilePath, Error> {
+    FilePath::new(text.as_bytes())
+}
+
+fn row(info: &FileInfo, base: &str) -> Vec<String> {
+    let target =
+        info.target.as_ref().map(|target| format!(" -> {}", show::escape(target))).unwrap_or_default();
+    let modified = u64::try_from(info.modified_at_ms).unwrap_or(0);
+    vec![
+        mode(info),
+        format!("{}:{}", info.uid, info.gid),
+        quantity::show_bytes(info.size_bytes),
+        list::age(modified),
+        show::escape(shown(info, base)) + &target,
+    ]
+}
+
+/// The name as it stands below the directory that was listed.
+fn shown<'a>(info: &'a FileInfo, base: &str) -> &'a str {
+    info.path.strip_prefix(base).unwrap_or(&info.path)
+}
+
+fn mode(info: &FileInfo) -> String {
+    let kind = match info.kind {
+        FileKind::File => '-',
+        FileKind::Directory => 'd',
+        FileKind::Symlink => 'l',
+        FileKind::Fifo => 'p',
+        FileKind::Socket => 's',
+        FileKind::Device => 'c',
+        FileKind::Unknown => '?',
+    };
+    let bits = (0..9).rev().zip("rwxrwxrwx".chars());
+    std::iter::once(kind)
+        .chain(bits.map(|(bit, c)| if info.mode >> bit & 1 == 1 { c } else { '-' }))
+        .collect()
+}

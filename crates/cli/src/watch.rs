@@ -1,0 +1,56 @@
+//! `belljar watch`: what happens to files of a sandbox, as it happens.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use api::files::{Change, FileEvent};
+use api::{Error, SandboxId};
+
+use crate::connect::{Connection, explain};
+use crate::{ls, show};
+
+/// What to watch.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  belljar watch build\n  belljar watch --deep --json build src | jq -r .path"
+)]
+pub struct Arguments {
+    /// The sandbox, by its id or its name.
+    #[arg(value_name = "SANDBOX")]
+    sandbox: SandboxId,
+    /// The directory or file; /workspace, if none is given.
+    #[arg(value_name = "PATH", default_value = ".")]
+    path: OsString,
+    /// Watches the directories below it, too.
+    #[arg(long)]
+    deep: bool,
+    /// Writes one JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Writes events until it is interrupted.
+pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let files = connection.client()?.files(&arguments.sandbox);
+    let mut watch = files.watch(&ls::path(&arguments.path)?, arguments.deep);
+    watch.begin().await.map_err(|error| explain(&error))?;
+    show::note("watching; what happens from now on is told");
+    loop {
+        let event = watch.next().await.map_err(|error| explain(&error))?;
+        if arguments.json {
+            show::json(&event)?;
+        } else {
+            show::line(&words(&event));
+        }
+    }
+}
+
+fn words(event: &FileEvent) -> String {
+    let what = match event.event {
+        Change::Created => "created",
+        Change::Modified => "modified",
+        Change::Removed => "removed",
+        Change::Overflow => return "more happened than was kept; look again with: belljar ls".into(),
+    };
+    format!("{what} {}", show::escape(event.path.as_deref().unwrap_or_default()))
+}

@@ -1,0 +1,89 @@
+//! Many files as one archive. An archive is made as it is read: one that breaks off is asked for anew, from its beginning.
+
+use api::files::{ARCHIVE_TRAILER, ArchiveReport, FilePath};
+use api::layer::Compression;
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use reqwest::Method;
+use reqwest::header::TE;
+use tokio::io::AsyncRead;
+
+use super::Files;
+use super::sending::Sending;
+use crate::error::Error;
+use crate::link::Ask;
+
+/// An archive that is being read.
+pub struct Archive {
+    files: Files,
+    body: reqwest::Body,
+    report: Option<ArchiveReport>,
+}
+
+impl Files {
+    /// A directory with what is in it, or a file, as an archive.
+    ///
+    /// # Errors
+    /// There is nothing, or it may not be read.
+    pub async fn pack(&self, path: &FilePath, compression: Compression) -> Result<Archive, Error> {
+        let link = &self.client.link;
+        let route = self.route("/archive", &[("path", path)]);
+        let ask = Ask::get(format!("{route}&compression={}", compression.name())).header(TE, "trailers");
+        let mut attempts = link.attempts();
+        let response = loop {
+            match link.open(&ask).await {
+                Ok(response) => break response,
+                Err(failure) => link.pause(&mut attempts, failure).await?,
+            }
+        };
+        Ok(Archive { files: self.clone(), body: response.into(), report: None })
+    }
+
+    /// Puts an archive into a directory, which is made. Asked once: a reader gives its bytes once.
+    ///
+    /// # Errors
+    /// It is none, or there is no room for it. What was unpacked before that stays.
+    pub async fn unpack(
+        &self,
+        path: &FilePath,
+        compression: Compression,
+        from: &mut (impl AsyncRead + Unpin),
+    ) -> Result<ArchiveReport, Error> {
+        let route = self.route("/archive", &[("path", path)]);
+        let ask = Ask::new(Method::PUT, format!("{route}&compression={}", compression.name()));
+        let sending = Sending { link: &self.client.link, ask: &ask, before: 0, seen: &|_| {} };
+        sending.send(from, &mut |_| {}).await.map_err(|failure| failure.error)
+    }
+}
+
+impl Archive {
+    /// The next bytes; none at the end.
+    ///
+    /// # Errors
+    /// It broke off: what came is no archive.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        let link = &self.files.client.link;
+        let silence = link.options.answer_within;
+        loop {
+            match tokio::time::timeout(silence, self.body.frame()).await {
+                Err(_) => return Err(link.cut(format!("nothing came for {silence:?}")).error),
+                Ok(Some(Err(error))) => return Err(link.cut(crate::link::root_cause(&error)).error),
+                Ok(None) => return Ok(None),
+                Ok(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(bytes) if bytes.is_empty() => {}
+                    Ok(bytes) => return Ok(Some(bytes)),
+                    Err(frame) => {
+                        let trailers = frame.into_trailers().unwrap_or_default();
+                        let report = trailers.get(ARCHIVE_TRAILER).and_then(|value| value.to_str().ok());
+                        self.report = report.and_then(|report| serde_json::from_str(report).ok());
+                    }
+                },
+            }
+        }
+    }
+
+    /// What came of packing it, once all of it was read.
+    pub fn report(&self) -> Option<ArchiveReport> {
+        self.report
+    }
+}

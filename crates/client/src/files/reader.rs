@@ -1,0 +1,230 @@
+//! The bytes of one file, in order, over as many connections as it takes.
+//!
+//! ```text
+//!        ┌───── cut, silent: `Range` from where it stopped, `If-Match` the same version ─────┐
+//!        ▼                                                                                   │
+//! ask ──▶ read ── bytes ──▶ the caller ── asks for more ─────────────────────────────────────┘
+//!           └──── digest of this answer agrees ──▶ the end; after a cut, the hash of the whole file agrees too
+//! ```
+
+use api::files::{DIGEST_HEADER, FILE_TRAILER, FILE_WHOLE, FileInfo, FileKind, FilePath, not_regular};
+use api::{ErrorCode, Layer, Ran, Retry};
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use reqwest::StatusCode;
+use reqwest::header::{HeaderMap, IF_MATCH, RANGE, TE};
+use sha2::{Digest, Sha256};
+
+use super::{Files, digest, hex};
+use crate::error::Error;
+use crate::link::{Ask, Failure};
+use crate::patience::Attempts;
+
+/// A reader of one version of one file.
+pub struct Reader {
+    files: Files,
+    path: FilePath,
+    info: FileInfo,
+    position: u64,
+    /// Of everything so far.
+    whole: Sha256,
+    answer: Option<Answer>,
+    attempts: Attempts,
+    /// Whether more than one answer was needed, or one could not show its digest.
+    pieced: bool,
+    ended: bool,
+    /// Whether it is another file now, so that only reading it anew can do.
+    spoiled: bool,
+}
+
+/// One answer that is being read.
+struct Answer {
+    body: reqwest::Body,
+    hasher: Sha256,
+}
+
+impl Files {
+    /// A reader of a regular file as it is now.
+    ///
+    /// # Errors
+    /// It is none (`not_regular`), or there is nothing.
+    pub async fn reader(&self, path: &FilePath) -> Result<Reader, Error> {
+        let info = self.stat(path).await?;
+        if info.kind != FileKind::File {
+            return Err(Error::Refused(not_regular(&info.path, info.kind)));
+        }
+        let attempts = self.client.link.attempts();
+        Ok(Reader {
+            files: self.clone(),
+            path: path.clone(),
+            info,
+            position: 0,
+            whole: Sha256::new(),
+            answer: None,
+            attempts,
+            pieced: false,
+            ended: false,
+            spoiled: false,
+        })
+    }
+}
+
+impl Reader {
+    /// The file as it was when the reading began.
+    pub fn info(&self) -> &FileInfo {
+        &self.info
+    }
+
+    /// Whether the file was written to while it was read, so that only reading it anew gives a whole.
+    pub fn is_spoiled(&self) -> bool {
+        self.spoiled
+    }
+
+    /// The SHA-256 of everything that was read so far.
+    pub fn sha256(&self) -> String {
+        hex(&self.whole.clone().finalize().into())
+    }
+
+    /// The next bytes; none at the end, when all of them were found to be those of the file.
+    ///
+    /// # Errors
+    /// The file changed (`conflict`), is gone, or the server does not answer any more.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        while !self.ended {
+            match self.step().await {
+                Ok(Some(bytes)) => {
+                    self.attempts.progress();
+                    self.position += bytes.len() as u64;
+                    self.whole.update(&bytes);
+                    return Ok(Some(bytes));
+                }
+                Ok(None) => {}
+                Err(failure) => {
+                    self.answer = None;
+                    let link = &self.files.client.link;
+                    link.pause(&mut self.attempts, failure).await?;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    async fn step(&mut self) -> Result<Option<Bytes>, Failure> {
+        let Some(answer) = &mut self.answer else {
+            // Cut after the last byte: there is nothing left to ask for but whether these are the right ones.
+            if self.pieced && self.position == self.info.size_bytes {
+                return self.compare().await.map(|()| None);
+            }
+            self.answer = Some(self.open().await?);
+            self.pieced |= self.position > 0;
+            return Ok(None);
+        };
+        let link = &self.files.client.link;
+        let silence = link.options.answer_within;
+        match tokio::time::timeout(silence, answer.body.frame()).await {
+            Ok(Some(Ok(frame))) => match frame.into_data() {
+                Ok(bytes) => {
+                    answer.hasher.update(&bytes);
+                    if self.position + bytes.len() as u64 > self.info.size_bytes {
+                        return Err(fatal(link.protocol("more bytes than the file has".into())));
+                    }
+                    Ok((!bytes.is_empty()).then_some(bytes))
+                }
+                Err(frame) => {
+                    let trailers = frame.into_trailers().unwrap_or_default();
+                    self.finish(&trailers).await.map(|()| None)
+                }
+            },
+            Ok(None) => {
+                // Something in between took the trailers away.
+                self.pieced = true;
+                self.finish(&HeaderMap::new()).await.map(|()| None)
+            }
+            Ok(Some(Err(error))) => {
+                self.pieced = true;
+                Err(link.cut(crate::link::root_cause(&error)))
+            }
+            Err(_) => {
+                self.pieced = true;
+                Err(link.cut(format!("nothing came for {silence:?}")))
+            }
+        }
+    }
+
+    /// Asks for everything that was not read yet.
+    async fn open(&mut self) -> Result<Answer, Failure> {
+        let link = &self.files.client.link;
+        let route = self.files.route("/content", &[("path", &self.path)]);
+        let mut ask = Ask::get(route).header(TE, "trailers");
+        ask = ask.header(IF_MATCH, &format!("\"{}\"", self.info.version));
+        if self.position > 0 {
+            ask = ask.header(RANGE, &format!("bytes={}-", self.position));
+        }
+        let response = match link.open(&ask).await {
+            Ok(response) => response,
+            Err(failure) => {
+                self.spoiled |= failure.error.code() == Some(ErrorCode::Conflict);
+                return Err(failure);
+            }
+        };
+        let wanted = if self.position > 0 { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+        if response.status() != wanted {
+            let what = format!("{} to a request for bytes from {} on", response.status(), self.position);
+            return Err(fatal(link.protocol(what)));
+        }
+        Ok(Answer { body: response.into(), hasher: Sha256::new() })
+    }
+
+    /// Compares what came with what was sent.
+    async fn finish(&mut self, trailers: &HeaderMap) -> Result<(), Failure> {
+        let text = |name: &str| trailers.get(name).and_then(|value| value.to_str().ok());
+        let Some(answer) = self.answer.take() else { return Ok(()) };
+        let told = text(DIGEST_HEADER).is_none_or(|told| told == digest(&answer.hasher.finalize().into()));
+        if !told {
+            self.spoiled = true;
+            return Err(fatal(Error::Refused(changed(&self.info, "arrived as other bytes than were sent"))));
+        }
+        if text(FILE_TRAILER).is_some_and(|state| state != FILE_WHOLE) {
+            self.spoiled = true;
+            return Err(fatal(Error::Refused(changed(&self.info, "was written to while it was read"))));
+        }
+        if self.position < self.info.size_bytes {
+            let link = &self.files.client.link;
+            let (at, size) = (self.position, self.info.size_bytes);
+            return Err(fatal(link.protocol(format!("an answer that ends at {at} of {size} bytes"))));
+        }
+        if self.pieced { self.compare().await } else { self.end() }
+    }
+
+    /// Compares the whole with the file in the sandbox.
+    async fn compare(&mut self) -> Result<(), Failure> {
+        let there = self.files.hash(&self.path).await.map_err(fatal)?;
+        if there.file.version != self.info.version || there.sha256 != self.sha256() {
+            self.spoiled = true;
+            return Err(fatal(Error::Refused(changed(&self.info, "was written to while it was read"))));
+        }
+        self.end()
+    }
+
+    #[allow(clippy::unnecessary_wraps, reason = "both ways to the end are one expression")]
+    fn end(&mut self) -> Result<(), Failure> {
+        self.ended = true;
+        Ok(())
+    }
+}
+
+fn fatal(error: Error) -> Failure {
+    Failure { error, trouble: None, pause: None }
+}
+
+/// The error for a file of which no whole can be had.
+pub fn changed(info: &FileInfo, what: &str) -> api::Error {
+    api::Error {
+        code: ErrorCode::Conflict,
+        message: format!("{:?} {what}", info.path),
+        layer: Layer::UserCode,
+        ran: Ran::No,
+        retry: Retry::Safe,
+        fix: "Wait until nothing writes to it, or copy it inside the sandbox and read the copy.".into(),
+    }
+}

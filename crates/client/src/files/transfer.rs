@@ -1,0 +1,299 @@
+//! Whole files between this machine and a sandbox.
+//!
+//! Nothing is there under its name before all of it is, and is what was sent. What breaks off is gone on from where it stopped,
+//! also with the next server. Memory does not grow with the file.
+//!
+//! ```text
+//! up     .NAME.RANDOM.part written on ──▶ its hash is ours ──▶ moved to NAME      small files: one request with their digest
+//! down   .NAME.RANDOM.part beside it  ──▶ its hash is theirs ─▶ renamed to NAME
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use api::files::{FileInfo, FilePath, HashedFile};
+use api::{ErrorCode, Layer, Ran, Retry};
+use reqwest::Method;
+use sha2::{Digest, Sha256};
+use tokio::fs::File;
+use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
+
+use super::reader::changed;
+use super::sending::Sending;
+use super::{Files, hex};
+use crate::error::Error;
+use crate::link::Ask;
+
+/// What is sent in one request that can be repeated whole.
+const SMALL_BYTES_MAX: u64 = 8 << 20;
+/// How often a file is begun anew that changes while it is read. What changes more often is not to be had.
+const BEGUN_ANEW_MAX: u32 = 3;
+/// How often the last step of an upload is tried whose answer was lost.
+const NAMED_AGAIN_MAX: u32 = 3;
+/// What of a name goes into that of its part: the rest of the 255 bytes is for what makes it another.
+const NAME_KEPT_BYTES: usize = 200;
+
+/// Is told how many bytes are there.
+pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
+
+/// A file of this machine that is not whole yet. Dropping it removes it.
+struct Part {
+    path: PathBuf,
+    named: bool,
+}
+
+/// What of a local file was hashed: each byte once, however often it is sent.
+struct Hashed {
+    hasher: Sha256,
+    upto: u64,
+}
+
+impl Files {
+    /// Puts a file of this machine into the sandbox, with its permissions.
+    ///
+    /// # Errors
+    /// It cannot be read here or written there, changed meanwhile (`conflict`), or the server does not answer any more.
+    pub async fn upload(
+        &self,
+        local: &Path,
+        path: &FilePath,
+        seen: Progress<'_>,
+    ) -> Result<HashedFile, Error> {
+        let mut file = File::open(local).await.map_err(|error| failed("open", local, &error))?;
+        let known = file.metadata().await.map_err(|error| failed("look at", local, &error))?;
+        if !known.is_file() {
+            return Err(failed("send", local, &std::io::Error::other("it is no regular file")));
+        }
+        let mode = mode(&known);
+        if known.len() <= SMALL_BYTES_MAX {
+            let mut bytes = Vec::new();
+            let mut small = tokio::io::AsyncReadExt::take(&mut file, SMALL_BYTES_MAX + 1);
+            tokio::io::AsyncReadExt::read_to_end(&mut small, &mut bytes)
+                .await
+                .map_err(|error| failed("read", local, &error))?;
+            if bytes.len() as u64 <= SMALL_BYTES_MAX {
+                let count = bytes.len() as u64;
+                let sent = self.write(path, bytes.into(), Some(mode)).await?;
+                seen(count);
+                return Ok(sent);
+            }
+        }
+        let part = FilePath::new(beside(path.as_bytes())?).map_err(Error::Refused)?;
+        let sent = async {
+            // A file that is written on keeps the permissions it was made with.
+            self.write(&part, bytes::Bytes::new(), Some(mode)).await?;
+            let sha256 = self.send_on(&mut file, local, &part, seen).await?;
+            self.name(&part, path, sha256).await
+        };
+        match sent.await {
+            Ok(sent) => Ok(sent),
+            Err(error) => {
+                let _ = self.remove(&part, false).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes a file of the sandbox to this machine, with its permissions.
+    ///
+    /// # Errors
+    /// It cannot be read there or written here, changes faster than it can be read (`conflict`), or the server does not answer
+    /// any more.
+    pub async fn download(
+        &self,
+        path: &FilePath,
+        local: &Path,
+        seen: Progress<'_>,
+    ) -> Result<FileInfo, Error> {
+        let mut begun = 0;
+        loop {
+            let mut reader = self.reader(path).await?;
+            let mut part = Part::beside(local)?;
+            let mut file = part.open(reader.info().mode).await?;
+            let mut count = 0;
+            let read = loop {
+                match reader.next().await {
+                    Ok(Some(bytes)) => {
+                        file.write_all(&bytes).await.map_err(|error| failed("write", local, &error))?;
+                        count += bytes.len() as u64;
+                        seen(count);
+                    }
+                    Ok(None) => break Ok(()),
+                    Err(error) => break Err(error),
+                }
+            };
+            begun += 1;
+            match read {
+                Ok(()) => {
+                    file.flush().await.map_err(|error| failed("write", local, &error))?;
+                    drop(file);
+                    part.name(local).await?;
+                    return Ok(reader.info().clone());
+                }
+                Err(_) if reader.is_spoiled() && begun < BEGUN_ANEW_MAX => {}
+                Err(_) if reader.is_spoiled() => {
+                    let info = reader.info();
+                    let what = format!("changed {begun} times while it was read");
+                    return Err(Error::Refused(api::Error { retry: Retry::Unknown, ..changed(info, &what) }));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Writes a part to its end, from wherever it is, and says its hash.
+    async fn send_on(
+        &self,
+        file: &mut File,
+        local: &Path,
+        part: &FilePath,
+        seen: Progress<'_>,
+    ) -> Result<String, Error> {
+        let link = &self.client.link;
+        let mut hashed = Hashed { hasher: Sha256::new(), upto: 0 };
+        let (mut attempts, mut offset) = (link.attempts(), 0);
+        let sent = loop {
+            file.seek(std::io::SeekFrom::Start(offset))
+                .await
+                .map_err(|error| failed("read", local, &error))?;
+            let ask = Ask::new(Method::PUT, self.content(part, Some(offset), None));
+            let sending = Sending { link, ask: &ask, before: offset, seen };
+            let mut at = offset;
+            match sending.send::<HashedFile>(file, &mut |bytes| hashed.pass(&mut at, bytes)).await {
+                Ok(sent) => break sent,
+                Err(failure) => link.pause(&mut attempts, failure).await?,
+            }
+            let there = self.stat(part).await?.size_bytes;
+            if there > offset {
+                attempts.progress();
+            }
+            if there > hashed.upto {
+                return Err(link.protocol("a part is longer than what was sent of it".into()));
+            }
+            offset = there;
+        };
+        if sent.sha256 != hex(&hashed.hasher.finalize().into()) {
+            return Err(Error::Refused(unequal(local)));
+        }
+        Ok(sent.sha256)
+    }
+
+    /// Gives a part its name. An answer that was lost is found out about.
+    async fn name(&self, part: &FilePath, path: &FilePath, sha256: String) -> Result<HashedFile, Error> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.rename(part, path, true).await {
+                Ok(_) => return Ok(HashedFile { file: self.stat(path).await?, sha256 }),
+                Err(Error::Unreachable { .. }) if tries < NAMED_AGAIN_MAX => {}
+                // Gone, because the move whose answer was lost was done.
+                Err(error) if tries > 1 && error.code() == Some(ErrorCode::NotFound) => {
+                    let there = self.hash(path).await?;
+                    return if there.sha256 == sha256 { Ok(there) } else { Err(error) };
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Hashed {
+    /// Takes bytes that begin at an offset. Those that were hashed before are not hashed again.
+    fn pass(&mut self, at: &mut u64, bytes: &[u8]) {
+        let known = usize::try_from(self.upto.saturating_sub(*at)).unwrap_or(usize::MAX);
+        let fresh = bytes.get(known.min(bytes.len())..).unwrap_or_default();
+        self.hasher.update(fresh);
+        self.upto += fresh.len() as u64;
+        *at += bytes.len() as u64;
+    }
+}
+
+impl Part {
+    fn beside(local: &Path) -> Result<Self, Error> {
+        use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+        let path = beside(local.as_os_str().as_bytes())?;
+        Ok(Self { path: std::ffi::OsString::from_vec(path).into(), named: false })
+    }
+
+    async fn open(&self, mode: u32) -> Result<File, Error> {
+        let mut options = tokio::fs::OpenOptions::new();
+        // For its owner it must be writable until it is whole.
+        options.write(true).create_new(true).mode((mode & 0o777) | 0o200);
+        options.open(&self.path).await.map_err(|error| failed("make", &self.path, &error))
+    }
+
+    async fn name(&mut self, local: &Path) -> Result<(), Error> {
+        tokio::fs::rename(&self.path, local).await.map_err(|error| failed("write", local, &error))?;
+        self.named = true;
+        Ok(())
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if !self.named {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// A hidden name in the same directory that nothing else has.
+fn beside(path: &[u8]) -> Result<Vec<u8>, Error> {
+    let at = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+    let (directory, name) = path.split_at(at);
+    let name = name.get(..name.len().min(NAME_KEPT_BYTES)).unwrap_or_default();
+    let mut random = [0; 8];
+    getrandom::fill(&mut random)
+        .map_err(|error| Error::Configuration { what: "a name".into(), why: error.to_string() })?;
+    let end = format!(".{:016x}.part", u64::from_be_bytes(random));
+    Ok([directory, b".", name, end.as_bytes()].concat())
+}
+
+fn mode(known: &std::fs::Metadata) -> u32 {
+    use std::os::unix::fs::PermissionsExt as _;
+    known.permissions().mode() & 0o777
+}
+
+fn failed(act: &str, path: &Path, error: &std::io::Error) -> Error {
+    Error::Local { act: format!("{act} {}", path.display()), why: error.to_string() }
+}
+
+fn unequal(local: &Path) -> api::Error {
+    api::Error {
+        code: ErrorCode::Conflict,
+        message: format!("{} changed while it was sent, or was changed on its way", local.display()),
+        layer: Layer::UserCode,
+        ran: Ran::No,
+        retry: Retry::Safe,
+        fix: "Send it again once nothing writes to it.".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_stands_beside_its_file_under_a_name_that_fits() {
+        let long = [b"/a/".as_slice(), &[0xff; 255]].concat();
+        for path in [&b"/workspace/x"[..], b"x", &long] {
+            let part = beside(path).unwrap();
+            let name = part.rsplit(|byte| *byte == b'/').next().unwrap();
+            assert!(name.len() <= 255 && name.starts_with(b".") && name.ends_with(b".part"));
+            let directory =
+                |path: &[u8]| path.iter().rposition(|byte| *byte == b'/').map(|at| path[..at].to_vec());
+            assert_eq!(directory(&part), directory(path));
+        }
+    }
+
+    #[test]
+    fn a_byte_that_is_sent_twice_is_hashed_once() {
+        let mut hashed = Hashed { hasher: Sha256::new(), upto: 0 };
+        let mut at = 0;
+        hashed.pass(&mut at, b"abcdef");
+        let mut at = 2;
+        hashed.pass(&mut at, b"cd");
+        hashed.pass(&mut at, b"efgh");
+        assert_eq!((at, hashed.upto), (8, 8));
+        assert_eq!(hashed.hasher.finalize(), Sha256::digest(b"abcdefgh"));
+    }
+}

@@ -1,0 +1,230 @@
+//! Files of a sandbox: look, list, make, move, copy, remove, edit. Reading and writing, archives and watching are below.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`content`] | the bytes of one file, in and out |
+//! | [`archive`] | many files as an archive, in and out |
+//! | [`watch`] | what happens to files |
+//! | [`flow`] | bodies that are never held whole, with their bounds |
+//! | [`query`] | paths in queries |
+//!
+//! Nothing here opens a path: all of it is asked of the sandbox. Looking needs the role `read`, changing `write`, and each change
+//! is one line of the audit log.
+
+pub mod archive;
+pub mod content;
+pub mod flow;
+pub mod query;
+pub mod watch;
+
+use std::sync::Arc;
+
+use api::Error;
+use api::account::Role;
+use api::files::{Counted, EditRequest, FileAnswer, FileAsk, FileInfo, FilePath, HashedFile, PAGE_MAX};
+use api::server::Page;
+use axum::Json;
+use axum::extract::State;
+use node::Call;
+
+use crate::audit::Act;
+use crate::caller::{At, Caller, Sent};
+use crate::fault::Answer;
+use crate::output::place;
+use crate::platform::Platform;
+use query::Query;
+
+/// What is at a path. A symlink is not followed.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files", params(("sandbox" = String, Path), ("path" = String, Query, description = "Percent-encoded bytes; absolute, or relative to /workspace")), security(("key" = [])), responses((status = 200, body = FileInfo), (status = "default", body = Error)))]
+pub async fn look(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Json<FileInfo>> {
+    let ask = FileAsk::Stat { path: query.path("path")? };
+    query.end()?;
+    match ask_to_look(&caller, &platform, &named, &ask).await? {
+        FileAnswer::Info { info } => Ok(Json(info)),
+        answer => Err(unlike(&answer)),
+    }
+}
+
+/// What is in a directory, in the order of the names, down to `depth`.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/list", params(("sandbox" = String, Path), ("path" = String, Query), ("depth" = Option<u32>, Query, description = "1, the directory alone, unless more is asked for; 256 at most"), ("limit" = Option<u32>, Query, minimum = 1, maximum = 1000), ("cursor" = Option<String>, Query, description = "`next` of the page before")), security(("key" = [])), responses((status = 200, body = Page<FileInfo>), (status = "default", body = Error)))]
+pub async fn list(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Json<Page<FileInfo>>> {
+    let path = query.path("path")?;
+    let depth = query.number("depth")?.unwrap_or(1);
+    let (limit, after) = (query.number("limit")?.unwrap_or(PAGE_MAX), query.cursor()?);
+    query.end()?;
+    match ask_to_look(&caller, &platform, &named, &FileAsk::List { path, depth, after, limit }).await? {
+        FileAnswer::Page { items, more } => {
+            let last = items.last().filter(|_| more).map(FileInfo::exact).transpose()?;
+            Ok(Json(Page { items, next: last.as_ref().map(query::cursor) }))
+        }
+        answer => Err(unlike(&answer)),
+    }
+}
+
+/// The SHA-256 of a regular file.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/hash", params(("sandbox" = String, Path), ("path" = String, Query)), security(("key" = [])), responses((status = 200, body = HashedFile), (status = "default", body = Error)))]
+pub async fn hash(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Json<HashedFile>> {
+    let ask = FileAsk::Hash { path: query.path("path")? };
+    query.end()?;
+    hashed(ask_to_look(&caller, &platform, &named, &ask).await?)
+}
+
+/// Makes a directory and those above it. One that is there is fine.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/make", params(("sandbox" = String, Path), ("path" = String, Query)), security(("key" = [])), responses((status = 200, body = Counted), (status = "default", body = Error)))]
+pub async fn make(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Json<Counted>> {
+    let path = query.path("path")?;
+    query.end()?;
+    let change = Change { act: Act::FileMake, detail: path.encode(), ask: FileAsk::Make { path } };
+    change.carry_out(&caller, &platform, &named).await
+}
+
+/// Gives a file or a directory another name.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/move", params(("sandbox" = String, Path), ("from" = String, Query), ("to" = String, Query), ("replace" = Option<bool>, Query, description = "Whether a file of that name is replaced")), security(("key" = [])), responses((status = 200, body = Counted), (status = "default", body = Error)))]
+pub async fn rename(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    query: Query,
+) -> Answer<Json<Counted>> {
+    let (from, to, replace) = pair(query)?;
+    let detail = both(&from, &to);
+    let change = Change { act: Act::FileMove, detail, ask: FileAsk::Move { from, to, replace } };
+    change.carry_out(&caller, &platform, &named).await
+}
+
+/// Copies a file, or a directory with what is in it.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/copy", params(("sandbox" = String, Path), ("from" = String, Query), ("to" = String, Query), ("replace" = Option<bool>, Query, description = "Whether a file of that name is replaced")), security(("key" = [])), responses((status = 200, body = Counted), (status = "default", body = Error)))]
+pub async fn copy(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    query: Query,
+) -> Answer<Json<Counted>> {
+    let (from, to, replace) = pair(query)?;
+    let detail = both(&from, &to);
+    let change = Change { act: Act::FileCopy, detail, ask: FileAsk::Copy { from, to, replace } };
+    change.carry_out(&caller, &platform, &named).await
+}
+
+/// Removes a file, or a directory, with `all` together with what is in it. One that is not there is fine.
+#[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}/files", params(("sandbox" = String, Path), ("path" = String, Query), ("all" = Option<bool>, Query)), security(("key" = [])), responses((status = 200, body = Counted), (status = "default", body = Error)))]
+pub async fn remove(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Json<Counted>> {
+    let (path, all) = (query.path("path")?, query.flag("all")?);
+    query.end()?;
+    let change = Change { act: Act::FileRemove, detail: path.encode(), ask: FileAsk::Remove { path, all } };
+    change.carry_out(&caller, &platform, &named).await
+}
+
+/// Replaces a text that a file has exactly once, or with `all` wherever it stands. The file is there as it was, or changed whole.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/edit", params(("sandbox" = String, Path), ("path" = String, Query)), request_body = EditRequest, security(("key" = [])), responses((status = 200, body = Counted), (status = "default", body = Error)))]
+pub async fn edit(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+    Sent(request): Sent<EditRequest>,
+) -> Answer<Json<Counted>> {
+    let path = query.path("path")?;
+    query.end()?;
+    let (detail, EditRequest { old, new, all }) = (path.encode(), request);
+    let change = Change { act: Act::FileEdit, detail, ask: FileAsk::Edit { path, old, new, all } };
+    change.carry_out(&caller, &platform, &named).await
+}
+
+/// A change, and what is written down of it.
+struct Change {
+    act: Act,
+    detail: String,
+    ask: FileAsk,
+}
+
+impl Change {
+    /// Has it done. It goes on to its end even if whoever asked is gone.
+    async fn carry_out(self, caller: &Caller, platform: &Platform, named: &str) -> Answer<Json<Counted>> {
+        caller.require(Role::Write)?;
+        let Self { act, detail, ask } = self;
+        ask.check()?;
+        let place = place(&caller.share)?;
+        let call = noted(caller, platform, named, act, &detail).await?;
+        let asking = tokio::spawn(async move {
+            let _place = place;
+            call.files().ask(&ask).await
+        });
+        let answered = asking
+            .await
+            .map_err(|source| node::Error::System { act: "change a file".into(), source: source.into() })?;
+        match answered? {
+            FileAnswer::Done { count } | FileAnswer::Edited { count } => Ok(Json(Counted { count })),
+            answer => Err(unlike(&answer)),
+        }
+    }
+}
+
+/// A call for a change of a file, written down.
+async fn noted(caller: &Caller, platform: &Platform, named: &str, act: Act, detail: &str) -> Answer<Call> {
+    let sandbox = platform.running(caller, named).await?;
+    let call = platform.node.call(&sandbox.id)?;
+    platform.note(caller, act, |entry| entry.sandbox(&sandbox.id).detail(detail));
+    Ok(call)
+}
+
+async fn called(caller: &Caller, platform: &Platform, named: &str) -> Answer<Call> {
+    let sandbox = platform.running(caller, named).await?;
+    Ok(platform.node.call(&sandbox.id)?)
+}
+
+async fn ask_to_look(caller: &Caller, platform: &Platform, named: &str, ask: &FileAsk) -> Answer<FileAnswer> {
+    caller.require(Role::Read)?;
+    ask.check()?;
+    let _place = place(&caller.share)?;
+    let call = called(caller, platform, named).await?;
+    Ok(call.files().ask(ask).await?)
+}
+
+fn hashed(answer: FileAnswer) -> Answer<Json<HashedFile>> {
+    match answer {
+        FileAnswer::Whole { info, sha256 } => Ok(Json(HashedFile { file: info, sha256 })),
+        answer => Err(unlike(&answer)),
+    }
+}
+
+fn pair(mut query: Query) -> Answer<(FilePath, FilePath, bool)> {
+    let pair = (query.path("from")?, query.path("to")?, query.flag("replace")?);
+    query.end()?;
+    Ok(pair)
+}
+
+fn both(from: &FilePath, to: &FilePath) -> String {
+    format!("{} to {}", from.encode(), to.encode())
+}
+
+/// The node has checked that answers fit what was asked.
+fn unlike(answer: &FileAnswer) -> crate::fault::Fault {
+    let told = format!("{answer:?}").chars().take_while(|c| c.is_alphabetic()).collect::<String>();
+    node::Error::Protocol(format!("an answer to something else: {told}")).into()
+}

@@ -1,0 +1,73 @@
+//! Many files as one archive, in and out. It is packed and unpacked inside the sandbox; here it is bytes.
+
+use std::sync::Arc;
+
+use api::Error;
+use api::account::Role;
+use api::files::{ARCHIVE, ARCHIVE_TRAILER, ArchiveReport, FileAnswer, FileAsk};
+use api::layer::Compression;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+
+use super::content::attachment;
+use super::flow::{Held, inward, outward};
+use super::query::Query;
+use crate::audit::Act;
+use crate::caller::{At, Caller};
+use crate::fault::Answer;
+use crate::output::place;
+use crate::platform::Platform;
+
+/// A directory with what is in it, or a file, as a tar archive. Whoever sends `TE: trailers` gets what came of it at the end.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/archive", params(("sandbox" = String, Path), ("path" = String, Query), ("compression" = Option<Compression>, Query)), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/x-tar"), (status = "default", body = Error)))]
+pub async fn pack(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+) -> Answer<Response> {
+    caller.require(Role::Read)?;
+    let (path, compression) = (query.path("path")?, query.compression()?);
+    query.end()?;
+    let (kind, ending) = match compression {
+        Compression::None => (ARCHIVE, ".tar"),
+        Compression::Gzip => ("application/gzip", ".tar.gz"),
+        Compression::Zstd => ("application/zstd", ".tar.zst"),
+    };
+    let disposition = attachment(&path, ending);
+    let place = place(&caller.share)?;
+    let call = super::called(&caller, &platform, &named).await?;
+    let (_, reading) = call.files().read(&FileAsk::Pack { path, compression }).await?;
+    let headers = [
+        (header::CONTENT_TYPE, kind.to_owned()),
+        (header::CONTENT_DISPOSITION, disposition),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff".into()),
+        (header::CACHE_CONTROL, "no-store".into()),
+        (header::TRAILER, ARCHIVE_TRAILER.into()),
+    ];
+    Ok((headers, outward(Held::new(platform, call, place), reading)).into_response())
+}
+
+/// Puts a tar archive into a directory, which is made. Links that lead out of it, devices and the like are left out or refused.
+#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files/archive", params(("sandbox" = String, Path), ("path" = String, Query), ("compression" = Option<Compression>, Query)), request_body(content = Vec<u8>, content_type = "application/x-tar"), security(("key" = [])), responses((status = 200, body = ArchiveReport), (status = "default", body = Error)))]
+pub async fn unpack(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+    request: Request,
+) -> Answer<Json<ArchiveReport>> {
+    caller.require(Role::Write)?;
+    let (path, compression) = (query.path("path")?, query.compression()?);
+    query.end()?;
+    let place = place(&caller.share)?;
+    let call = super::noted(&caller, &platform, &named, Act::FileUnpack, &path.encode()).await?;
+    let held = Held::new(Arc::clone(&platform), call, place);
+    let writing = held.call().files().write(FileAsk::Unpack { path, compression }).await?;
+    match inward(writing, request).await? {
+        FileAnswer::Unpacked { report } => Ok(Json(report)),
+        answer => Err(super::unlike(&answer)),
+    }
+}

@@ -1,0 +1,228 @@
+//! The bytes of one file, in and out.
+//!
+//! A file is read whole or in one range, and only if it is still the version that was asked for: its `ETag`. What is written without
+//! an offset is there whole at the end or not at all; with one, what arrived stays, and is gone on from.
+
+use std::sync::Arc;
+
+use api::Error;
+use api::account::Role;
+use api::files::{DIGEST_HEADER, FILE_TRAILER, FileAnswer, FileAsk, FileInfo, FilePath, HashedFile};
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use node::Call;
+
+use super::flow::{Held, inward, outward, promised, reads_trailers};
+use super::query::Query;
+use crate::audit::Act;
+use crate::caller::{At, Caller};
+use crate::fault::{Answer, Fault};
+use crate::output::place;
+use crate::platform::Platform;
+
+/// Which bytes of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Span {
+    /// All.
+    All,
+    /// From one on, up to and with another if there is one.
+    From(u64, Option<u64>),
+    /// So many at the end.
+    Last(u64),
+}
+
+/// The bytes of a regular file, or one range of them. Whoever sends `TE: trailers` gets their digest, and whether the file was
+/// written to meanwhile, as trailers instead of a length.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/content", params(("sandbox" = String, Path), ("path" = String, Query), ("range" = Option<String>, Header, description = "One range: `bytes=A-B`, `bytes=A-` or `bytes=-N`"), ("if-match" = Option<String>, Header, description = "The `ETag` of the version that is wanted")), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = 206, body = Vec<u8>, content_type = "application/octet-stream"), (status = 412, body = Error, description = "The file is another version"), (status = 416, body = Error, description = "The file has no such bytes"), (status = "default", body = Error)))]
+pub async fn read(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+    headers: HeaderMap,
+) -> Answer<Response> {
+    caller.require(Role::Read)?;
+    let path = query.path("path")?;
+    query.end()?;
+    let (span, version) = (span(&headers), wanted_version(&headers)?);
+    let place = place(&caller.share)?;
+    let call = super::called(&caller, &platform, &named).await?;
+    let (from, to) = bounds(&call, &path, span).await?;
+    let is_conditional = version.is_some();
+    let opened = call.files().read(&FileAsk::Read { path: path.clone(), from, to, version }).await;
+    let (answer, reading) = opened.map_err(|error| {
+        // Only the sandbox itself knows versions.
+        let changed = matches!(&error, node::Error::Guest(error) if error.code == api::ErrorCode::Conflict);
+        let fault = Fault::from(error);
+        if is_conditional && changed { fault.status(StatusCode::PRECONDITION_FAILED) } else { fault }
+    })?;
+    let FileAnswer::Content { info, from: first, to: end } = answer else {
+        return Err(super::unlike(&answer));
+    };
+    if span != Span::All && first >= end {
+        return Ok(unsatisfiable(&info));
+    }
+    let mut response = outward(Held::new(platform, call, place), reading).into_response();
+    describe(response.headers_mut(), &path, &info);
+    if reads_trailers(&headers) {
+        let names = format!("{DIGEST_HEADER}, {FILE_TRAILER}");
+        insert(response.headers_mut(), header::TRAILER, &names);
+    } else {
+        insert(response.headers_mut(), header::CONTENT_LENGTH, &(end - first).to_string());
+    }
+    if span != Span::All {
+        let range = format!("bytes {first}-{}/{}", end.saturating_sub(1), info.size_bytes);
+        insert(response.headers_mut(), header::CONTENT_RANGE, &range);
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+    }
+    Ok(response)
+}
+
+/// Puts the body into a file and makes the directories above it. Without `offset` the file is there whole, or as it was before. With
+/// it the file is written on from that byte, which it must have reached; what arrived stays if the rest does not.
+#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files/content", params(("sandbox" = String, Path), ("path" = String, Query), ("offset" = Option<u64>, Query), ("mode" = Option<String>, Query, description = "Permissions in octal digits, such as 0755"), ("content-digest" = Option<String>, Header, description = "`sha-256=:…:` of the whole file")), request_body(content = Vec<u8>, content_type = "application/octet-stream"), security(("key" = [])), responses((status = 200, body = HashedFile), (status = "default", body = Error)))]
+pub async fn write(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    mut query: Query,
+    request: Request,
+) -> Answer<Json<HashedFile>> {
+    caller.require(Role::Write)?;
+    let (path, offset, mode) = (query.path("path")?, query.number("offset")?, query.mode("mode")?);
+    query.end()?;
+    let sha256 = promised(request.headers())?;
+    let detail = path.encode();
+    let ask = FileAsk::Write { path, offset, mode, sha256 };
+    ask.check()?;
+    let place = place(&caller.share)?;
+    let call = super::noted(&caller, &platform, &named, Act::FileWrite, &detail).await?;
+    let held = Held::new(Arc::clone(&platform), call, place);
+    let writing = held.call().files().write(ask).await?;
+    super::hashed(inward(writing, request).await?)
+}
+
+/// What a browser does with it: keep it, under its name.
+pub fn attachment(path: &FilePath, ending: &str) -> String {
+    let name = path.as_bytes().rsplit(|byte| *byte == b'/').find(|name| !name.is_empty());
+    let name = FilePath::new(name.unwrap_or(b"files")).map(|name| name.encode()).unwrap_or_default();
+    format!("attachment; filename*=UTF-8''{name}{ending}")
+}
+
+/// The first byte, and the first that is not wanted.
+async fn bounds(call: &Call, path: &FilePath, span: Span) -> Answer<(u64, Option<u64>)> {
+    match span {
+        Span::All => Ok((0, None)),
+        Span::From(first, last) => Ok((first, last.map(|last| last.saturating_add(1)))),
+        Span::Last(count) => match call.files().ask(&FileAsk::Stat { path: path.clone() }).await? {
+            FileAnswer::Info { info } => {
+                let size = info.size_bytes;
+                Ok((size.saturating_sub(count), Some(size)))
+            }
+            answer => Err(super::unlike(&answer)),
+        },
+    }
+}
+
+fn describe(headers: &mut HeaderMap, path: &FilePath, info: &FileInfo) {
+    insert(headers, header::CONTENT_TYPE, "application/octet-stream");
+    insert(headers, header::CONTENT_DISPOSITION, &attachment(path, ""));
+    insert(headers, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    insert(headers, header::CACHE_CONTROL, "no-store");
+    insert(headers, header::ACCEPT_RANGES, "bytes");
+    insert(headers, header::ETAG, &format!("\"{}\"", info.version));
+}
+
+fn unsatisfiable(info: &FileInfo) -> Response {
+    let size = info.size_bytes;
+    let error = Error::invalid(
+        format!("the file has {size} bytes, none of them in the range that was asked for"),
+        "Ask for a range that begins before the end of the file.",
+    );
+    let mut response = Fault::from(error).status(StatusCode::RANGE_NOT_SATISFIABLE).into_response();
+    insert(response.headers_mut(), header::CONTENT_RANGE, &format!("bytes */{size}"));
+    response
+}
+
+/// What a guest said can be no header; then there is none.
+fn insert(headers: &mut HeaderMap, name: header::HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.insert(name, value);
+    }
+}
+
+/// The range that is asked for. What is no single range of bytes is as if nothing was said, as HTTP has it.
+fn span(headers: &HeaderMap) -> Span {
+    let value = headers.get(header::RANGE).and_then(|value| value.to_str().ok());
+    let one =
+        value.and_then(|value| value.trim().strip_prefix("bytes=")).and_then(|range| range.split_once('-'));
+    let number = |text: &str| text.trim().parse::<u64>().ok();
+    match one {
+        Some((first, "")) => number(first).map_or(Span::All, |first| Span::From(first, None)),
+        Some(("", count)) => number(count).map_or(Span::All, Span::Last),
+        Some((first, last)) => match (number(first), number(last)) {
+            (Some(first), Some(last)) if first <= last => Span::From(first, Some(last)),
+            _ => Span::All,
+        },
+        None => Span::All,
+    }
+}
+
+fn wanted_version(headers: &HeaderMap) -> Answer<Option<String>> {
+    let Some(value) = headers.get(header::IF_MATCH) else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default().trim();
+    if text == "*" {
+        return Ok(None);
+    }
+    match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
+        Some(version) if !version.contains('"') => Ok(Some(version.to_owned())),
+        _ => {
+            Err(Error::invalid("if-match is not one version", "Send one `ETag` of this file, as it was.")
+                .into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: header::HeaderName, value: &'static str) -> HeaderMap {
+        HeaderMap::from_iter([(name, HeaderValue::from_static(value))])
+    }
+
+    #[test]
+    fn one_range_is_understood_and_everything_else_is_none() {
+        for (text, wanted) in [
+            ("bytes=0-0", Span::From(0, Some(0))),
+            ("bytes=5-", Span::From(5, None)),
+            ("bytes=-3", Span::Last(3)),
+            ("bytes=3-1", Span::All),
+            ("bytes=0-1,3-4", Span::All),
+            ("lines=1-2", Span::All),
+            ("bytes=-", Span::All),
+            ("bytes=99999999999999999999-", Span::All),
+        ] {
+            assert_eq!(span(&with(header::RANGE, text)), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_version_is_one_or_any() {
+        assert_eq!(wanted_version(&with(header::IF_MATCH, "\"1-2\"")).unwrap().as_deref(), Some("1-2"));
+        assert_eq!(wanted_version(&with(header::IF_MATCH, "*")).unwrap(), None);
+        assert!(wanted_version(&with(header::IF_MATCH, "\"a\", \"b\"")).is_err());
+        assert!(wanted_version(&with(header::IF_MATCH, "a")).is_err());
+    }
+
+    #[test]
+    fn no_name_leaves_its_place_in_a_header() {
+        // P-10
+        let path = FilePath::new(&b"/workspace/a\"\r\nx: y;\xff"[..]).unwrap();
+        assert_eq!(attachment(&path, ""), "attachment; filename*=UTF-8''a%22%0D%0Ax%3A%20y%3B%FF");
+        let root = FilePath::new(&b"/"[..]).unwrap();
+        assert_eq!(attachment(&root, ".tar"), "attachment; filename*=UTF-8''files.tar");
+    }
+}

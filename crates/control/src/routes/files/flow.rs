@@ -1,0 +1,221 @@
+//! Bodies of any length, never held whole: from a sandbox to whoever reads, and from whoever sends into a sandbox.
+//!
+//! A task of its own passes an answer on. It holds the sandbox in use and a place among the project's streams, and lets go of both
+//! when whoever reads is gone, or takes nothing for [`IDLE_MAX`]. A body that cannot be told to its end is broken off, so that no
+//! client takes it for whole.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::files::{
+    ARCHIVE_TRAILER, DIGEST_HEADER, FILE_CHANGED, FILE_TRAILER, FILE_WHOLE, FileAnswer, WatchLine,
+};
+use api::server::HEARTBEAT_MS;
+use api::{Error, ErrorCode, Layer, Ran, Retry};
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use http_body_util::channel::{Channel, Sender};
+use node::{Call, Piece, Reading, Watching, Writing};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+
+use crate::fault::{Answer, Fault};
+use crate::output::written;
+use crate::platform::Platform;
+
+/// Whoever takes or sends nothing for so long is let go.
+pub const IDLE_MAX: Duration = Duration::from_secs(60);
+/// Pieces waiting for whoever reads.
+const PIECES_WAITING: usize = 2;
+/// A refusal can be read only by a client that is not busy sending: for so long what it sends is taken and thrown away.
+const DRAIN_WITHIN: Duration = Duration::from_secs(5);
+
+/// What a stream holds for as long as it goes on.
+pub struct Held {
+    platform: Arc<Platform>,
+    call: Call,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Held {
+    /// A stream of this call, in this place.
+    pub fn new(platform: Arc<Platform>, call: Call, place: OwnedSemaphorePermit) -> Self {
+        platform.metrics.streams.inc();
+        Self { platform, call, _place: place }
+    }
+
+    /// The call.
+    pub fn call(&self) -> &Call {
+        &self.call
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.platform.metrics.streams.dec();
+    }
+}
+
+/// A file or an archive as a body, with what is known of it at the end as trailers.
+pub fn outward(held: Held, mut reading: Reading) -> Body {
+    let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(PIECES_WAITING);
+    tokio::spawn(async move {
+        let _held = held;
+        loop {
+            match reading.next().await {
+                Ok(Piece::Data(bytes)) => {
+                    if !matches!(timeout(IDLE_MAX, sender.send_data(bytes)).await, Ok(Ok(()))) {
+                        return sender.abort(std::io::ErrorKind::TimedOut.into());
+                    }
+                }
+                Ok(Piece::Read { sha256, changed }) => {
+                    let state = if changed { FILE_CHANGED } else { FILE_WHOLE };
+                    let trailers = [(DIGEST_HEADER, digest(&sha256)), (FILE_TRAILER, state.to_owned())];
+                    return finish(sender, &trailers).await;
+                }
+                Ok(Piece::Packed(report)) => {
+                    let report = serde_json::to_string(&report).unwrap_or_default();
+                    return finish(sender, &[(ARCHIVE_TRAILER, report)]).await;
+                }
+                Err(error) => return sender.abort(std::io::Error::other(error)),
+            }
+        }
+    });
+    Body::new(body)
+}
+
+/// What happens to files as a body of lines.
+pub fn told(held: Held, mut watching: Watching) -> Body {
+    let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(PIECES_WAITING);
+    tokio::spawn(async move {
+        let _held = held;
+        let mut line = WatchLine::Watching;
+        loop {
+            let is_last = matches!(line, WatchLine::Error { .. });
+            let sent = timeout(IDLE_MAX, sender.send_data(written(&[line]))).await;
+            if is_last || !matches!(sent, Ok(Ok(()))) {
+                return;
+            }
+            line = match timeout(Duration::from_millis(HEARTBEAT_MS), watching.next()).await {
+                Err(_) => WatchLine::Heartbeat,
+                Ok(Ok(event)) => WatchLine::Changed { event },
+                Ok(Err(error)) => WatchLine::Error { error: Fault::from(error).error().clone() },
+            };
+        }
+    });
+    Body::new(body)
+}
+
+/// The body of a request into a sandbox, and the sandbox's answer.
+///
+/// # Errors
+/// It is packed, breaks off or does not come: then nothing half-done is shown as done. Or the sandbox refuses it.
+pub async fn inward(mut writing: Writing, request: Request) -> Answer<FileAnswer> {
+    if request.headers().contains_key(header::CONTENT_ENCODING) {
+        return Err(Error::invalid("the body is packed", "Send it without content-encoding.").into());
+    }
+    let mut body = request.into_body();
+    loop {
+        let bytes = match timeout(IDLE_MAX, body.frame()).await {
+            Ok(None) => break,
+            Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+            Ok(Some(Err(_))) => {
+                return Err(Error::invalid("the body broke off", "Send the request again.").into());
+            }
+            Err(_) => return Err(silent().into()),
+        };
+        if let Err(error) = writing.push(bytes).await {
+            return Err(refuse(body, error).await);
+        }
+    }
+    match writing.finish().await {
+        Ok(answer) => Ok(answer),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The digest of a body, as RFC 9530 writes it.
+pub fn digest(sha256: &str) -> String {
+    let pairs = sha256.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap_or_default());
+    let bytes: Vec<u8> = pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap_or_default()).collect();
+    format!("sha-256=:{}:", STANDARD.encode(bytes))
+}
+
+/// The SHA-256 that the head of a request promises, as 64 digits.
+///
+/// # Errors
+/// There is one that is none.
+pub fn promised(headers: &HeaderMap) -> Answer<Option<String>> {
+    let wrong =
+        || Error::invalid("content-digest is not one", "Write it as RFC 9530 has it: `sha-256=:BASE64:`.");
+    for value in headers.get_all(DIGEST_HEADER) {
+        for member in value.to_str().map_err(|_| wrong())?.split(',') {
+            let Some((name, value)) = member.trim().split_once('=') else { return Err(wrong().into()) };
+            if name.eq_ignore_ascii_case("sha-256") {
+                let base64 = value.strip_prefix(':').and_then(|value| value.strip_suffix(':'));
+                let bytes = base64.and_then(|base64| STANDARD.decode(base64).ok());
+                let bytes: [u8; 32] = bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(wrong)?;
+                return Ok(Some(crate::audit::hex(&bytes)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+async fn finish(mut sender: Sender<Bytes, std::io::Error>, trailers: &[(&'static str, String)]) {
+    let mut headers = HeaderMap::new();
+    for (name, value) in trailers {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
+    let _ = timeout(IDLE_MAX, sender.send_trailers(headers)).await;
+}
+
+/// Takes the rest of a body that nobody wants, so that whoever sends it comes to read why.
+async fn refuse(mut body: Body, error: node::Error) -> Fault {
+    let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+    let _ = timeout(DRAIN_WITHIN, rest).await;
+    error.into()
+}
+
+fn silent() -> Error {
+    Error {
+        code: ErrorCode::Deadline,
+        message: format!("nothing of the body came for {IDLE_MAX:?}"),
+        layer: Layer::UserCode,
+        ran: Ran::No,
+        retry: Retry::Safe,
+        fix: "Send it without long pauses; what was written with `offset` is gone on from there.".into(),
+    }
+}
+
+/// Whether a client says that it reads trailers.
+pub fn reads_trailers(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::TE).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("trailers"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_written_and_read_alike() {
+        let hash = "ab".repeat(32);
+        let mut headers = HeaderMap::new();
+        let text = format!("md5=:AAAA:, {}", digest(&hash));
+        headers.insert(DIGEST_HEADER, HeaderValue::from_str(&text).unwrap());
+        assert_eq!(promised(&headers).unwrap(), Some(hash));
+        for wrong in ["sha-256", "sha-256=abc", "sha-256=:!:", "sha-256=:AAAA:"] {
+            headers.insert(DIGEST_HEADER, HeaderValue::from_static(wrong));
+            assert!(promised(&headers).is_err(), "{wrong}");
+        }
+        assert_eq!(promised(&HeaderMap::new()).unwrap(), None);
+    }
+}

@@ -1,0 +1,157 @@
+//! Queries that name files: a path is bytes, and reaches the sandbox as it was sent.
+
+use std::str::FromStr;
+
+use api::Error;
+use api::files::FilePath;
+use api::layer::Compression;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use crate::fault::{Answer, Fault};
+
+/// Parameters of one request; none has so many.
+const PARAMETERS_MAX: usize = 8;
+
+/// What stands behind the question mark, not decoded yet. Whoever has taken all it knows calls [`Query::end`].
+pub struct Query(Vec<(String, String)>);
+
+impl<S: Sync> FromRequestParts<S> for Query {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+        Ok(Self::parse(parts.uri.query().unwrap_or_default())?)
+    }
+}
+
+impl Query {
+    fn parse(text: &str) -> Result<Self, Error> {
+        let mut pairs: Vec<(String, String)> = Vec::new();
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let known = pairs.iter().any(|(other, _)| other == name);
+            if known || pairs.len() == PARAMETERS_MAX {
+                return Err(wrong(&format!("the query says {name:?} twice, or too much")));
+            }
+            // Forms write a space as `+`, and a `+` as `%2B`.
+            pairs.push((name.to_owned(), value.replace('+', "%20")));
+        }
+        Ok(Self(pairs))
+    }
+
+    /// A path that must be there.
+    pub fn path(&mut self, name: &str) -> Answer<FilePath> {
+        let Some(text) = self.take(name) else {
+            return Err(Error::invalid(
+                format!("the query has no {name:?}"),
+                format!("Say ?{name}= and a percent-encoded path, absolute or relative to /workspace."),
+            )
+            .into());
+        };
+        Ok(FilePath::decode(&text)?)
+    }
+
+    /// A number that may be there.
+    pub fn number<T: FromStr>(&mut self, name: &str) -> Answer<Option<T>> {
+        let parsed = self.take(name).map(|text| text.parse()).transpose();
+        Ok(parsed.map_err(|_| wrong(&format!("{name} is not a number that it can be")))?)
+    }
+
+    /// Permissions that may be there, in octal digits as everybody writes them.
+    pub fn mode(&mut self, name: &str) -> Answer<Option<u32>> {
+        let parsed = self.take(name).map(|text| u32::from_str_radix(&text, 8)).transpose();
+        Ok(parsed.map_err(|_| wrong(&format!("{name} is not made of octal digits, such as 0644")))?)
+    }
+
+    /// Something that is so or not; not, if nothing is said.
+    pub fn flag(&mut self, name: &str) -> Answer<bool> {
+        match self.take(name).as_deref() {
+            None | Some("false" | "0") => Ok(false),
+            Some("true" | "1" | "") => Ok(true),
+            Some(_) => Err(wrong(&format!("{name} is neither true nor false")).into()),
+        }
+    }
+
+    /// How an archive is packed; not at all, if nothing is said.
+    pub fn compression(&mut self) -> Answer<Compression> {
+        let Some(name) = self.take("compression") else { return Ok(Compression::None) };
+        let known = Compression::from_name(&name);
+        Ok(known.ok_or_else(|| wrong("compression is none that is known: none, gzip or zstd"))?)
+    }
+
+    /// Where the page before ended.
+    pub fn cursor(&mut self) -> Answer<Option<FilePath>> {
+        let Some(text) = self.take("cursor") else { return Ok(None) };
+        let bytes = URL_SAFE_NO_PAD.decode(text).ok().and_then(|bytes| FilePath::new(bytes).ok());
+        let known = bytes.ok_or_else(|| {
+            Error::invalid("the cursor is none", "Use `next` of the page before, as it is, or no cursor.")
+        })?;
+        Ok(Some(known))
+    }
+
+    /// Refuses what was not taken.
+    pub fn end(self) -> Answer<()> {
+        match self.0.first() {
+            None => Ok(()),
+            Some((name, _)) => {
+                Err(wrong(&format!("the query says {name:?}, which means nothing here")).into())
+            }
+        }
+    }
+
+    fn take(&mut self, name: &str) -> Option<String> {
+        let at = self.0.iter().position(|(known, _)| known == name)?;
+        Some(self.0.remove(at).1)
+    }
+}
+
+/// What to ask for to go on after this path. Nothing in it has to be escaped.
+pub fn cursor(after: &FilePath) -> String {
+    URL_SAFE_NO_PAD.encode(after.as_bytes())
+}
+
+fn wrong(message: &str) -> Error {
+    Error::invalid(message, "Mend the query; the API description says what it may hold.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn query(text: &str) -> Query {
+        Query::parse(text).unwrap()
+    }
+
+    #[test]
+    fn paths_reach_the_sandbox_byte_for_byte() {
+        for (text, bytes) in [
+            ("path=a%2Fb", &b"a/b"[..]),
+            ("path=%FF%FE", &b"\xff\xfe"[..]),
+            ("path=a+b%2Bc", &b"a b+c"[..]),
+            ("path=-rf&x=1", &b"-rf"[..]),
+            ("path=a=b", &b"a=b"[..]),
+        ] {
+            assert_eq!(query(text).path("path").unwrap().as_bytes(), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_and_not_left_out() {
+        assert!(Query::parse("path=a&path=b").is_err());
+        assert!(query("").path("path").is_err() && query("path=..").path("path").is_err());
+        assert!(query("all=maybe").flag("all").is_err() && query("mode=9").mode("mode").is_err());
+        assert!(query("offset=-1").number::<u64>("offset").is_err());
+        assert!(query("other=1").end().is_err());
+    }
+
+    #[test]
+    fn a_cursor_survives_every_way_to_write_a_query() {
+        let path = FilePath::new(&b"/workspace/\xff +%&="[..]).unwrap();
+        let text = cursor(&path);
+        assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_'));
+        assert_eq!(query(&format!("cursor={text}")).cursor().unwrap(), Some(path));
+        assert!(query("cursor=!").cursor().is_err());
+    }
+}

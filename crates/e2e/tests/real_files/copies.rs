@@ -1,0 +1,79 @@
+//! `belljar cp`, `ls`, `cat` and `edit`, as a person uses them.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use e2e::service::Service;
+
+use super::{on_each, said};
+
+/// What a command printed; it must exit with 0.
+fn belljar(service: &Service, at: &Path, arguments: &[&str]) -> String {
+    let done = service.command(arguments).current_dir(at).output().unwrap();
+    assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8_lossy(&done.stdout).into_owned()
+}
+
+#[test]
+fn files_and_directories_are_copied_there_and_back() {
+    on_each(async |service, client, id| {
+        let here = tempfile::tempdir().unwrap();
+        let at = here.path();
+        std::fs::create_dir_all(at.join("tree/deep/er")).unwrap();
+        std::fs::write(at.join("tree/deep/er/x"), "deep").unwrap();
+        std::fs::write(at.join("tree/run.sh"), "#!/bin/sh\necho ran\n").unwrap();
+        std::os::unix::fs::symlink("deep/er", at.join("tree/link")).unwrap();
+        for name in ["a.txt", "b.txt", "c.csv"] {
+            std::fs::write(at.join(name), name).unwrap();
+        }
+        let there = |path: &str| format!("{id}:{path}");
+        belljar(service, at, &["cp", "a.txt", "b.txt", "c.csv", &there("")]);
+        belljar(service, at, &["cp", "tree", &there("")]);
+        belljar(service, at, &["cp", "a.txt", &there("new/name.txt")]);
+        let listed = said(client, id, "find . -mindepth 1 | sort").await;
+        let wanted = "./a.txt\n./b.txt\n./c.csv\n./new\n./new/name.txt\n./tree\n./tree/deep\n./tree/deep/er\n./tree/deep/er/x\n./tree/link\n./tree/run.sh";
+        assert_eq!(listed, wanted);
+        std::fs::create_dir(at.join("back")).unwrap();
+        belljar(service, at, &["cp", &there("*.txt"), &there("tree"), "back"]);
+        belljar(service, at, &["cp", &there("tree"), "renamed"]);
+        assert_eq!(std::fs::read(at.join("back/a.txt")).unwrap(), b"a.txt");
+        assert!(!at.join("back/c.csv").exists());
+        for root in ["back/tree", "renamed"] {
+            assert_eq!(std::fs::read(at.join(root).join("link/x")).unwrap(), b"deep");
+        }
+        let mut child = service.command(&["cp", "-", &there("piped")]).stdin(Stdio::piped()).spawn().unwrap();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"through a pipe").unwrap();
+        assert!(child.wait().unwrap().success());
+        assert_eq!(belljar(service, at, &["cp", &there("piped"), "-"]), "through a pipe");
+        assert_eq!(belljar(service, at, &["cat", id.as_str(), "piped", "a.txt"]), "through a pipea.txt");
+        belljar(service, at, &["edit", id.as_str(), "piped", "--old", "pipe", "--new", "hole"]);
+        assert_eq!(belljar(service, at, &["cat", id.as_str(), "piped"]), "through a hole");
+        said(client, id, "touch \"$(printf 'evil\\033[2J\\nname')\"").await;
+        let listed = belljar(service, at, &["ls", id.as_str()]);
+        assert!(listed.contains("evil\\u{1b}[2J\\nname") && !listed.contains('\u{1b}'), "{listed}");
+    });
+}
+
+/// Scenarios 63 and 64: whatever user code plants, a copy stays below its target.
+#[test]
+fn a_copy_of_a_hostile_directory_stays_below_its_target() {
+    on_each(async |service, client, id| {
+        let here = tempfile::tempdir().unwrap();
+        let at = here.path();
+        std::fs::create_dir(at.join("outside")).unwrap();
+        said(
+            client,
+            id,
+            "mkdir -p evil/d; ln -s / evil/root; ln -s ../../outside evil/d/up; ln -s ../outside evil/out; mkfifo evil/fifo; echo x > evil/d/x; ln evil/d/x evil/hard",
+        )
+        .await;
+        belljar(service, at, &["cp", &format!("{id}:evil"), "inside"]);
+        let inside = at.join("inside");
+        assert_eq!(std::fs::read(inside.join("d/x")).unwrap(), b"x\n");
+        assert_eq!(std::fs::read(inside.join("hard")).unwrap(), b"x\n");
+        for name in ["root", "out", "d/up", "fifo"] {
+            assert!(inside.join(name).symlink_metadata().is_err(), "{name}");
+        }
+        assert_eq!(std::fs::read_dir(at.join("outside")).unwrap().count(), 0);
+    });
+}
