@@ -71,8 +71,7 @@ impl FromStr for Domain {
         // An address of digits has no names below it.
         let numeric =
             host.split('.').next_back().is_some_and(|last| last.bytes().all(|byte| byte.is_ascii_digit()));
-        let bad_port = authority.port().is_some() && authority.port_u16().is_none();
-        if rest.contains('@') || bad_port || numeric || !host.split('.').all(plain) {
+        if !is_plain(&authority) || numeric || !host.split('.').all(plain) {
             return Err(wrong());
         }
         Ok(Self { encrypted, port: authority.port_u16(), host })
@@ -131,11 +130,16 @@ pub fn authority(parts: &Parts) -> Answer<Option<String>> {
     };
     let Some(text) = one.filter(|one| !one.is_empty()) else { return Ok(None) };
     let parsed: Authority = text.parse().map_err(|_| wrong())?;
-    let bad_port = parsed.port().is_some() && parsed.port_u16().is_none();
-    if text.contains('@') || parsed.host().is_empty() || bad_port {
+    if !is_plain(&parsed) || parsed.host().is_empty() {
         return Err(wrong().into());
     }
     Ok(Some(text.to_ascii_lowercase()))
+}
+
+/// Whether it is a host, or a host and a port that is one, and nothing more.
+fn is_plain(authority: &Authority) -> bool {
+    let port = authority.port().map_or(0, |port| port.as_str().len() + 1);
+    authority.as_str().len() == authority.host().len() + port
 }
 
 #[cfg(test)]
@@ -187,7 +191,8 @@ mod tests {
 
     #[test]
     fn what_is_no_domain_is_refused() {
-        for text in ["", "a_b", "10.0.0.1", "[::1]", "u@a.b", "ftp://a.b", "a..b", "a.b/c", "*.a.b", "a.b:x"]
+        for text in
+            ["", "a_b", "10.0.0.1", "[::1]", "u@a.b", "ftp://a.b", "a..b", "a.b/c", "*.a.b", "a.b:x", "a.b:"]
         {
             assert!(text.parse::<Domain>().is_err(), "{text}");
         }
@@ -212,6 +217,8 @@ mod tests {
             ("/", vec!["u@a"]),
             ("/", vec!["a b"]),
             ("/", vec!["a/b"]),
+            ("/", vec!["a:x"]),
+            ("/", vec!["a:99999"]),
         ] {
             assert!(authority(&parts(uri, &hosts)).is_err(), "{uri} {hosts:?}");
         }
