@@ -44,10 +44,9 @@ pub async fn look(
 ) -> Answer<Json<FileInfo>> {
     let ask = FileAsk::Stat { path: query.path("path")? };
     query.end()?;
-    match ask_to_look(&caller, &platform, &named, &ask).await? {
-        FileAnswer::Info { info } => Ok(Json(info)),
-        answer => Err(unlike(&answer)),
-    }
+    let answer = ask_to_look(&caller, &platform, &named, &ask).await?;
+    let FileAnswer::Info { info } = answer else { return Err(unlike(&answer)) };
+    Ok(Json(info))
 }
 
 /// What is in a directory, in the order of the names, down to `depth`.
@@ -62,13 +61,11 @@ pub async fn list(
     let depth = query.number("depth")?.unwrap_or(1);
     let (limit, after) = (query.number("limit")?.unwrap_or(PAGE_MAX), query.cursor()?);
     query.end()?;
-    match ask_to_look(&caller, &platform, &named, &FileAsk::List { path, depth, after, limit }).await? {
-        FileAnswer::Page { items, more } => {
-            let last = items.last().filter(|_| more).map(FileInfo::exact).transpose()?;
-            Ok(Json(Page { items, next: last.as_ref().map(query::cursor) }))
-        }
-        answer => Err(unlike(&answer)),
-    }
+    let ask = FileAsk::List { path, depth, after, limit };
+    let answer = ask_to_look(&caller, &platform, &named, &ask).await?;
+    let FileAnswer::Page { items, more } = answer else { return Err(unlike(&answer)) };
+    let last = items.last().filter(|_| more).map(FileInfo::exact).transpose()?;
+    Ok(Json(Page { items, next: last.as_ref().map(query::cursor) }))
 }
 
 /// The SHA-256 of a regular file.
@@ -178,10 +175,11 @@ impl Change {
         let answered = asking
             .await
             .map_err(|source| node::Error::System { act: "change a file".into(), source: source.into() })?;
-        match answered? {
-            FileAnswer::Done { count } | FileAnswer::Edited { count } => Ok(Json(Counted { count })),
-            answer => Err(unlike(&answer)),
-        }
+        let answer = answered?;
+        let (FileAnswer::Done { count } | FileAnswer::Edited { count }) = answer else {
+            return Err(unlike(&answer));
+        };
+        Ok(Json(Counted { count }))
     }
 }
 
@@ -207,10 +205,8 @@ async fn ask_to_look(caller: &Caller, platform: &Platform, named: &str, ask: &Fi
 }
 
 fn hashed(answer: FileAnswer) -> Answer<Json<HashedFile>> {
-    match answer {
-        FileAnswer::Whole { info, sha256 } => Ok(Json(HashedFile { file: info, sha256 })),
-        answer => Err(unlike(&answer)),
-    }
+    let FileAnswer::Whole { info, sha256 } = answer else { return Err(unlike(&answer)) };
+    Ok(Json(HashedFile { file: info, sha256 }))
 }
 
 fn pair(mut query: Query) -> Answer<(FilePath, FilePath, bool)> {

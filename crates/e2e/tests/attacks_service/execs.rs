@@ -162,6 +162,14 @@ fn execs_while_a_sandbox_is_deleted_are_told_so() {
     });
 }
 
+/// The answer to a piece of which only the head is sent.
+fn unsent(service: &Service, request: &str) -> Answer {
+    let mut stream = TcpStream::connect(address(service)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    stream.write_all(format!("{request}content-length: {MIB}\r\n\r\n").as_bytes()).unwrap();
+    read(&mut stream)
+}
+
 ///
 #[test]
 fn input_that_nobody_reads_stays_with_whoever_sends_it() {
@@ -224,13 +232,7 @@ fn input_that_nobody_reads_stays_with_whoever_sends_it() {
         // The next is refused before a byte of it is read.
         let target = format!("{path}/{deaf}/stdin?offset={taken}");
         let request = head("PUT", &target, &[("authorization", &bearer)]);
-        let refused = {
-            let mut stream = TcpStream::connect(address(&service)).unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-            stream.write_all(format!("{request}content-length: {MIB}\r\n\r\n").as_bytes()).unwrap();
-            read(&mut stream)
-        };
-        refused.assert("one more piece", 429, "rate_limited");
+        unsent(&service, &request).assert("one more piece", 429, "rate_limited");
         assert!(grown > 32 << 20, "nothing was held: {grown} bytes");
         drop(waiting);
         recovers(&service).await;

@@ -66,8 +66,7 @@ pub async fn unpack(
     let call = super::noted(&caller, &platform, &named, Act::FileUnpack, &path.encode()).await?;
     let held = Held::new(Arc::clone(&platform), call, place);
     let writing = held.call().files().write(FileAsk::Unpack { path, compression }).await?;
-    match inward(writing, request).await? {
-        FileAnswer::Unpacked { report } => Ok(Json(report)),
-        answer => Err(super::unlike(&answer)),
-    }
+    let answer = inward(writing, request).await?;
+    let FileAnswer::Unpacked { report } = answer else { return Err(super::unlike(&answer)) };
+    Ok(Json(report))
 }

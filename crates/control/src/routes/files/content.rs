@@ -116,13 +116,11 @@ async fn bounds(call: &Call, path: &FilePath, span: Span) -> Answer<(u64, Option
     match span {
         Span::All => Ok((0, None)),
         Span::From(first, last) => Ok((first, last.map(|last| last.saturating_add(1)))),
-        Span::Last(count) => match call.files().ask(&FileAsk::Stat { path: path.clone() }).await? {
-            FileAnswer::Info { info } => {
-                let size = info.size_bytes;
-                Ok((size.saturating_sub(count), Some(size)))
-            }
-            answer => Err(super::unlike(&answer)),
-        },
+        Span::Last(count) => {
+            let answer = call.files().ask(&FileAsk::Stat { path: path.clone() }).await?;
+            let FileAnswer::Info { info } = answer else { return Err(super::unlike(&answer)) };
+            Ok((info.size_bytes.saturating_sub(count), Some(info.size_bytes)))
+        }
     }
 }
 

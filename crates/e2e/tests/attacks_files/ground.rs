@@ -1,0 +1,99 @@
+//! What all attacks on files stand on: a server, and a sandbox in each tier.
+
+use std::time::{Duration, Instant};
+
+use api::files::FilePath;
+use api::sandbox::{CreateSandbox, Tier};
+use api::{ErrorCode, SandboxId};
+use client::{Client, Error, Files};
+use e2e::service::{Service, served, small};
+
+/// A sandbox in one tier, on a server of its own.
+pub(crate) struct Ground {
+    pub(crate) service: Service,
+    pub(crate) client: Client,
+    pub(crate) sandbox: SandboxId,
+    pub(crate) files: Files,
+    pub(crate) tier: &'static str,
+}
+
+/// Runs an attack on a sandbox in each tier that this machine has.
+pub(crate) fn each(attack: impl AsyncFn(&Ground)) {
+    each_with(&small(), attack);
+}
+
+/// Likewise, on sandboxes of this kind.
+pub(crate) fn each_with(request: &CreateSandbox, attack: impl AsyncFn(&Ground)) {
+    served(async || {
+        for (tier, runtime) in [(Tier::Container, "runc"), (Tier::UserKernel, "runsc")] {
+            if !e2e::lab::wanted(runtime) {
+                continue;
+            }
+            let service = Service::start();
+            let client = service.client();
+            let sandbox = client.create(&CreateSandbox { tier, ..request.clone() }).await.unwrap().id;
+            let files = client.files(&sandbox);
+            let ground = Ground { service, client, sandbox, files, tier: runtime };
+            attack(&ground).await;
+            ground.recovers().await;
+            ground.client.stop(&ground.sandbox).await.unwrap();
+            ground.service.assert_nothing_left().await;
+        }
+    });
+}
+
+impl Ground {
+    /// Runs a shell script inside, to its end.
+    pub(crate) async fn run(&self, script: &str) -> String {
+        let exec = self.client.exec(&self.sandbox, &e2e::lab::script(script)).await.unwrap();
+        let done = exec.collect().await.unwrap();
+        assert_eq!(done.end.outcome, api::exec::Outcome::Exited { code: 0 }, "{script}: {done:?}");
+        String::from_utf8_lossy(&done.stdout).trim().to_owned()
+    }
+
+    /// Starts a shell script inside, and leaves it.
+    pub(crate) async fn begin(&self, script: &str) {
+        self.client.start(&self.sandbox, &e2e::lab::script(script)).await.unwrap();
+    }
+
+    /// Files and execs work as before.
+    async fn recovers(&self) {
+        let place = path("/workspace/after");
+        self.files.write(&place, "alive".into(), None).await.unwrap();
+        assert_eq!(self.run("cat /workspace/after").await, "alive");
+        assert_eq!(self.files.read(&place, 100).await.unwrap(), b"alive");
+    }
+
+    /// Memory that the server holds now.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.service.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    /// Says that an attack was withstood.
+    pub(crate) fn held(&self, id: &str, figures: &str) {
+        println!("attack {id} {} held (control reached): {figures}", self.tier);
+    }
+}
+
+pub(crate) fn path(text: impl AsRef<[u8]>) -> FilePath {
+    FilePath::new(text.as_ref()).unwrap()
+}
+
+/// The code of a refusal.
+pub(crate) fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> ErrorCode {
+    match result {
+        Err(Error::Refused(error)) => {
+            assert!(!error.fix.is_empty(), "{error:?}");
+            error.code
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// How long something took.
+pub(crate) async fn timed<T>(act: impl Future<Output = T>) -> (T, Duration) {
+    let begun = Instant::now();
+    (act.await, begun.elapsed())
+}

@@ -1,0 +1,28 @@
+//! The attacks of `attacks/` on the files of a sandbox: what code plants, and what clients send.
+//!
+//! | module | attacks |
+//! |---|---|
+//! | [`names`] | P-01, P-10, P-14: names that lead elsewhere, or into somebody's terminal |
+//! | [`planted`] | P-02, P-03, P-04, P-06, P-07, P-08, P-13: what lies where a file is expected |
+//! | [`races`] | P-05, P-09, P-17, U-08: what changes while it is looked at |
+//! | [`sizes`] | P-11, P-12, P-16: too many, too deep, too large, too often |
+//! | [`archives`] | P-15, U-01, U-02, U-03, U-05, U-09: archives that strangers made |
+//! | [`ground`] | what all of them stand on |
+//!
+//! Each has a control that shows what happens to whoever does the same without the defence, in a directory of the test's own.
+
+// A test fails by panicking, and what it prints is the table of results.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout
+)]
+
+mod archives;
+mod ground;
+mod names;
+mod planted;
+mod races;
+mod sizes;
