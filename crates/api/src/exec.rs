@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::artifact::Keep;
 use crate::error::Error;
 use crate::id::ExecId;
 use crate::limits;
@@ -48,6 +49,9 @@ pub struct ExecSpec {
     // Left out where there is none: a guest of a release that knew no terminals refuses fields it does not know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
+    /// Which of the files that it makes or changes are kept; none, if nothing is said. For the node: a guest is not told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifacts: Option<Keep>,
 }
 
 /// What happens when an exec's output is larger than what is kept.
@@ -268,6 +272,9 @@ impl ExecSpec {
         }
         self.check_env()?;
         self.check_terminal()?;
+        if let Some(keep) = &self.artifacts {
+            keep.check()?;
+        }
         self.check_numbers()
     }
 

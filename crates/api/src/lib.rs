@@ -10,6 +10,8 @@
 //! | [`ports`] | ports inside a sandbox, reached from outside |
 //! | [`account`] | projects and keys |
 //! | [`server`] | what the server says of itself: pages, health, versions |
+//! | [`artifact`] | files of a run that are kept after its sandbox is gone |
+//! | [`dataset`] | files that are put into a sandbox before anything runs in it |
 //! | [`files`] | what can be asked of the files of a sandbox, and what is answered |
 //! | [`frame`] | the frames in which an exec's output travels |
 //! | [`layer`] | what is said about unpacking one layer of an image |
@@ -23,6 +25,8 @@
 #![forbid(unsafe_code)]
 
 pub mod account;
+pub mod artifact;
+pub mod dataset;
 pub mod error;
 pub mod exec;
 pub mod files;

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::dataset;
 use crate::error::Error;
 use crate::id::SandboxId;
 use crate::limits::{self, Limits};
@@ -30,6 +31,9 @@ pub struct CreateSandbox {
     pub idle_ms: u64,
     /// Whatever its owner wants to find again. Names that begin with `belljar.` are ours.
     pub labels: BTreeMap<String, String>,
+    /// Files that are there before anything runs: where, and which dataset of the project. At most 64.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub datasets: BTreeMap<String, String>,
 }
 
 /// How strong the wall around a sandbox must at least be.
@@ -184,6 +188,7 @@ impl Default for CreateSandbox {
             limits: Limits::default(),
             idle_ms: limits::IDLE_MS,
             labels: BTreeMap::new(),
+            datasets: BTreeMap::new(),
         }
     }
 }
@@ -217,6 +222,7 @@ impl CreateSandbox {
     pub fn check(&self) -> Result<(), Error> {
         self.limits.check()?;
         check_idle(self.idle_ms)?;
+        dataset::check_places(&self.datasets)?;
         if self.labels.len() > limits::LABELS_MAX {
             return Err(limits::exceeded(
                 "the number of labels",

@@ -33,6 +33,8 @@ pub struct Configuration {
     pub memory_reserve_bytes: u64,
     /// Disk that stays free.
     pub disk_reserve_bytes: u64,
+    /// How long artifacts are kept.
+    pub artifact_retention_ms: u64,
     /// How the log is written.
     pub log: Log,
 }
@@ -50,7 +52,7 @@ pub enum Log {
 }
 
 /// Every value: its name, and what it means.
-pub const VALUES: [(&str, &str); 9] = [
+pub const VALUES: [(&str, &str); 10] = [
     ("listen", "The address and port to listen on. Port 0 is any free one."),
     (
         "tls_certificate",
@@ -69,6 +71,10 @@ pub const VALUES: [(&str, &str); 9] = [
     ("sandboxes_max", "The most sandboxes at once; more are refused with `capacity`."),
     ("memory_reserve_bytes", "Memory that stays free: below it, new sandboxes are refused with `capacity`."),
     ("disk_reserve_bytes", "Disk that stays free in the data directory, likewise. 1 GiB does in any case."),
+    (
+        "artifact_retention_ms",
+        "How long artifacts of a run are kept after it, in milliseconds. 0: none are kept, and asking for them is refused.",
+    ),
     ("log", "How the log is written to standard error: `text`, `json` or `none`."),
 ];
 
@@ -84,6 +90,7 @@ impl Default for Configuration {
             sandboxes_max: bounds.sandboxes_max,
             memory_reserve_bytes: bounds.memory_reserve_bytes,
             disk_reserve_bytes: bounds.disk_reserve_bytes,
+            artifact_retention_ms: bounds.artifact_retention_ms,
             log: Log::Text,
         }
     }
@@ -139,6 +146,7 @@ impl Configuration {
             sandboxes_max: self.sandboxes_max,
             memory_reserve_bytes: self.memory_reserve_bytes,
             disk_reserve_bytes: self.disk_reserve_bytes,
+            artifact_retention_ms: self.artifact_retention_ms,
         }
     }
 

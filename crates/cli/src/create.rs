@@ -14,7 +14,7 @@ use crate::{request, show};
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  belljar create\n  belljar create --name build --memory 2G --cpus 2 --ttl 4h\n  \
-    belljar exec $(belljar create --label owner=ci) -- make test"
+    belljar create --dataset data/sales.csv=sales.csv\n  belljar exec $(belljar create --label owner=ci) -- make test"
 )]
 pub struct Arguments {
     #[command(flatten)]
@@ -31,6 +31,9 @@ pub struct Arguments {
     /// Something to find it by; can be given more than once.
     #[arg(long = "label", value_name = "NAME=VALUE")]
     labels: Vec<String>,
+    /// A dataset of the project to put in before anything runs, and where; can be given more than once.
+    #[arg(long = "dataset", value_name = "PATH=NAME")]
+    datasets: Vec<String>,
     /// Writes the sandbox as JSON instead of its id.
     #[arg(long)]
     json: bool,
@@ -46,6 +49,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         limits: arguments.sandbox.limits(arguments.ttl.0.unwrap_or(Duration::MAX)),
         idle_ms: arguments.idle.0.map_or(limits::DEADLINE_MS_MAX, request::millis),
         labels: request::pairs("--label", &arguments.labels)?,
+        datasets: request::pairs("--dataset", &arguments.datasets)?,
     };
     let sandbox = answer(&client, client.create(&request)).await?;
     if arguments.json {

@@ -10,7 +10,7 @@
 
 mod archive;
 mod reader;
-mod sending;
+pub(crate) mod sending;
 mod transfer;
 mod watch;
 
@@ -214,12 +214,12 @@ impl Files {
     }
 }
 
-fn digest(hash: &[u8; 32]) -> String {
+pub(crate) fn digest(hash: &[u8; 32]) -> String {
     use base64::Engine as _;
     format!("sha-256=:{}:", base64::prelude::BASE64_STANDARD.encode(hash))
 }
 
-fn hex(hash: &[u8; 32]) -> String {
+pub(crate) fn hex(hash: &[u8; 32]) -> String {
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`Client`] | sandboxes: create, find, list, renew, stop |
 //! | `execs` | execs: start, list, signal, cancel |
+//! | `artifacts` | what was kept of execs, and datasets for sandboxes |
 //! | `admin` | projects, keys, the node, the server's health |
 //! | [`Exec`] | a reader of one exec: every byte once, then its end |
 //! | [`Stdin`] | a writer to one exec |
@@ -33,6 +34,7 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod artifacts;
 mod client;
 mod error;
 mod events;

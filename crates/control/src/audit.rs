@@ -114,6 +114,10 @@ pub enum Act {
     FileEdit,
     /// An archive was unpacked.
     FileUnpack,
+    /// A dataset was put there; the detail is its name.
+    DatasetPut,
+    /// A dataset was removed.
+    DatasetRemove,
     /// The node was told to take no more sandboxes, or to take them again.
     Drain,
     /// A project was refused what is above its quota or its rate.

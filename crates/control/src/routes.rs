@@ -7,10 +7,14 @@
 //! | [`ports`] | how a port is reached, opening it to everybody, tunnels |
 //! | [`terminals`] | the WebSocket of a terminal, its size |
 //! | [`files`] | look, list, read, write, make, move, copy, remove, edit, watch, archives |
+//! | [`artifacts`] | what was kept of the files of execs |
+//! | [`datasets`] | put, list, remove |
 //! | [`admin`] | projects, keys, the machine |
 //! | [`health`] | health, metrics, the description of the API |
 
 pub mod admin;
+pub mod artifacts;
+pub mod datasets;
 pub mod execs;
 pub mod files;
 pub mod health;
@@ -82,6 +86,11 @@ fn table() -> OpenApiRouter<Arc<Platform>> {
         .routes(routes!(files::watch::watch))
         .routes(routes!(files::content::read, files::content::write))
         .routes(routes!(files::archive::pack, files::archive::unpack))
+        .routes(routes!(artifacts::look))
+        .routes(routes!(artifacts::list))
+        .routes(routes!(artifacts::read))
+        .routes(routes!(datasets::list))
+        .routes(routes!(datasets::put, datasets::remove))
         .routes(routes!(admin::projects))
         .routes(routes!(admin::put_project))
         .routes(routes!(admin::keys, admin::create_key))

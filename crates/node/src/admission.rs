@@ -11,7 +11,7 @@ use api::limits::Limits;
 /// What a sandbox takes until it is seen in the machine's own figures, in any tier (gVisor: 60 MiB resident).
 const START_MEMORY_BYTES: u64 = 64 << 20;
 
-/// What the operator holds back.
+/// What the operator holds back, and for how long what is kept is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Sandboxes at once.
@@ -20,6 +20,8 @@ pub struct Bounds {
     pub memory_reserve_bytes: u64,
     /// Disk that stays free.
     pub disk_reserve_bytes: u64,
+    /// How long artifacts are kept; 0 for not at all.
+    pub artifact_retention_ms: u64,
 }
 
 /// What there is now.
@@ -65,7 +67,12 @@ pub fn admit(bounds: &Bounds, room: &Room, limits: &Limits) -> Result<(), Refusa
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { sandboxes_max: 1000, memory_reserve_bytes: 512 << 20, disk_reserve_bytes: 1 << 30 }
+        Self {
+            sandboxes_max: 1000,
+            memory_reserve_bytes: 512 << 20,
+            disk_reserve_bytes: 1 << 30,
+            artifact_retention_ms: 7 * 24 * 3_600_000,
+        }
     }
 }
 

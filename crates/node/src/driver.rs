@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use api::exec::LostCause;
 use api::sandbox::{EndReason, SandboxEvent};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::clock;
+use crate::datasets::Placed;
 use crate::entry::Entry;
 use crate::error::Error;
 use crate::lifecycle::{Act, Happening, Phase, next};
@@ -42,8 +43,8 @@ pub(crate) enum Word {
 
 /// Where a driver begins.
 pub(crate) enum Beginning {
-    /// The sandbox is to be made.
-    Start,
+    /// The sandbox is to be made, with these files in it.
+    Start(Vec<Placed>),
     /// It runs, was made by a process that is gone, and is in our hand now.
     Adopt,
     /// What is left of it is to be removed.
@@ -61,13 +62,16 @@ impl Driver {
     /// Lives the sandbox's life, to its end.
     pub async fn drive(mut self, beginning: Beginning) {
         let mut phase = match beginning {
-            Beginning::Start => self.start().await,
+            Beginning::Start(datasets) => self.start(datasets).await,
             Beginning::Adopt => Phase::Running,
             Beginning::End(reason) => Phase::Stopping(reason),
         };
         if phase == Phase::Running {
             self.publish(phase);
             let happening = self.run().await;
+            if let Happening::Asked(_) = happening {
+                self.shared.keeper.settle(self.entry.id()).await;
+            }
             phase = next(phase, happening).0;
         }
         // Written down before it is done, so that a next process goes on with it and knows why.
@@ -86,14 +90,18 @@ impl Driver {
     }
 
     /// Makes the sandbox. Meanwhile a wish for its end is heard and remembered.
-    async fn start(&mut self) -> Phase {
+    async fn start(&mut self, datasets: Vec<Placed>) -> Phase {
         let mut phase = Phase::Starting { asked: None };
         let (shared, entry) = (Arc::clone(&self.shared), Arc::clone(&self.entry));
+        let (not_wanted, unwanted) = watch::channel(false);
         let mut started = tokio::spawn(async move {
             let turn = tokio::time::timeout(TURN_WITHIN, shared.turns.acquire()).await;
-            let _turn = turn.map_err(|_| Error::Deadline { what: "a turn to start", after: TURN_WITHIN })?;
+            let turn = turn.map_err(|_| Error::Deadline { what: "a turn to start", after: TURN_WITHIN })?;
             let (spec, runtime) = shared.order(&entry)?;
-            Sandbox::start(runtime, entry.id().clone(), &spec).await
+            let sandbox = Sandbox::start(runtime, entry.id().clone(), &spec).await?;
+            // What takes longer than a start does not keep others from theirs.
+            drop(turn);
+            shared.datasets.put_in(sandbox, spec.limits.disk_bytes, &datasets, unwanted).await
         });
         let result = loop {
             tokio::select! {
@@ -101,6 +109,7 @@ impl Driver {
                 Some(word) = self.inbox.recv() => {
                     if let Word::End(reason) = word {
                         phase = next(phase, Happening::Asked(reason)).0;
+                        not_wanted.send_replace(true);
                     }
                 }
             }

@@ -214,7 +214,7 @@ impl Entry {
 
 impl Call {
     /// Starts a command under this id, with the template's variables and directory where it has none of its own. The
-    /// same call again starts nothing.
+    /// same call again starts nothing. Artifacts are kept by [`crate::Node::exec`].
     ///
     /// # Errors
     /// As [`Sandbox::exec`].
@@ -255,6 +255,11 @@ impl Call {
 }
 
 impl Call {
+    /// Whose call it is.
+    pub(crate) fn entry(&self) -> &Arc<Entry> {
+        &self.entry
+    }
+
     /// The sandbox, and the size of its disk.
     pub(crate) fn sandbox_and_disk(&self) -> (&Sandbox, u64) {
         (&self.sandbox, self.entry.shown().limits.disk_bytes)

@@ -372,7 +372,7 @@ impl Drop for Writing {
 }
 
 /// How long work on so many bytes may take.
-fn worked(bytes: u64) -> Duration {
+pub(crate) fn worked(bytes: u64) -> Duration {
     LOOK_WITHIN + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
 }
 

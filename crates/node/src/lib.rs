@@ -14,6 +14,9 @@
 //! | [`port`] | a connection to a port inside |
 //! | [`exec`] | one exec as seen from here: its output from any offset, its one outcome |
 //! | [`files`] | files of a sandbox, as they are asked for from here |
+//! | [`artifacts`] | files of a run that are kept after its sandbox is gone |
+//! | [`datasets`] | files that are put into a sandbox before anything runs in it |
+//! | `objects` | bytes that are kept by their key |
 //! | [`template`] | what sandboxes are made from: imported, built, kept, tidied |
 //! | [`guest`] | the guest's executable, carried inside this one |
 //! | [`machine`] | this machine: where things are kept, which runtimes there are, tidying after the dead |
@@ -25,7 +28,9 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod artifacts;
 pub mod clock;
+pub mod datasets;
 mod driver;
 mod entry;
 pub mod error;
@@ -37,16 +42,19 @@ pub mod lifecycle;
 pub mod link;
 pub mod live;
 pub mod machine;
+mod objects;
 pub mod port;
 mod recovery;
 pub mod sandbox;
 pub mod template;
 
+pub use datasets::Putting;
 pub use entry::Call;
 pub use error::Error;
 pub use exec::{Collected, Event, Exec};
 pub use files::{Files, Piece, Reading, Watching, Writing};
 pub use live::{Node, Order};
 pub use machine::Machine;
+pub use objects::Outgoing;
 pub use port::Port;
 pub use sandbox::Sandbox;

@@ -14,7 +14,9 @@ use runtime::{Profile, Runtime, Spec};
 use tokio::sync::{Semaphore, broadcast, mpsc};
 
 use crate::admission::{self, Bounds, Room};
+use crate::artifacts::Keeper;
 use crate::clock;
+use crate::datasets::{Datasets, Placed};
 use crate::driver::{Beginning, Driver, Word};
 pub use crate::entry::not_running;
 use crate::entry::{Call, Entry};
@@ -53,6 +55,10 @@ pub(crate) struct Shared {
     pub journal: Journal,
     /// Turns to start.
     pub turns: Semaphore,
+    /// What is kept of runs.
+    pub keeper: Keeper,
+    /// What projects keep for sandboxes.
+    pub datasets: Datasets,
     data: PathBuf,
     guest: PathBuf,
     /// The weakest wall first.
@@ -77,9 +83,12 @@ impl Node {
     ) -> Result<Self, Error> {
         let boot =
             clock::boot_id().map_err(|source| Error::System { act: "read the boot id".into(), source })?;
+        let retention = Duration::from_millis(bounds.artifact_retention_ms);
         let shared = Arc::new(Shared {
             journal: Journal::open(machine.data())?,
             turns: Semaphore::new(STARTS_AT_ONCE),
+            keeper: Keeper::open(machine.data(), bounds.disk_reserve_bytes, retention)?,
+            datasets: Datasets::open(machine.data(), bounds.disk_reserve_bytes)?,
             data: machine.data().to_owned(),
             guest: machine.guest().to_owned(),
             runtimes,
@@ -91,6 +100,7 @@ impl Node {
         });
         let node = Self { shared };
         node.recover().await?;
+        node.recover_artifacts().await?;
         Ok(node)
     }
 
@@ -102,9 +112,11 @@ impl Node {
         let entry = match self.entry(id) {
             Some(entry) => entry,
             None => {
+                let wanted = &order.request.datasets;
+                let datasets = self.shared.datasets.resolve(&order.project, wanted).await?;
                 // Until the record is written, the template's layers are kept by this lock, and then by the record.
                 let _using = template::using(&self.shared.data).await?;
-                self.admit(id, order)?
+                self.admit(id, order, datasets)?
             }
         };
         let shown = entry.until(|state| state != SandboxState::Starting).await;
@@ -255,11 +267,18 @@ impl Node {
         sandbox.stop(Duration::ZERO).await
     }
 
-    /// Removes layers that no template names and no sandbox uses.
+    /// The datasets of projects.
+    pub fn datasets(&self) -> &Datasets {
+        &self.shared.datasets
+    }
+
+    /// Removes layers that no template names and no sandbox uses, and artifacts whose time is over.
     ///
     /// # Errors
     /// What could not be removed.
     pub async fn tidy(&self) -> Result<(), Error> {
+        self.shared.keeper.tidy().await?;
+        self.shared.datasets.tidy().await?;
         let data = self.shared.data.clone();
         tokio::task::spawn_blocking(move || template::tidy(&data))
             .await
@@ -275,7 +294,7 @@ impl Node {
     }
 
     /// Decides, writes down, and only then begins.
-    fn admit(&self, id: &SandboxId, order: &Order) -> Result<Arc<Entry>, Error> {
+    fn admit(&self, id: &SandboxId, order: &Order, datasets: Vec<Placed>) -> Result<Arc<Entry>, Error> {
         let shared = &self.shared;
         let request = &order.request;
         request.check().map_err(Error::Request)?;
@@ -302,7 +321,7 @@ impl Node {
         };
         shared.journal.save(&record)?;
         let shown = record.sandbox.clone();
-        let entry = self.begin(record, Beginning::Start, &mut entries);
+        let entry = self.begin(record, Beginning::Start(datasets), &mut entries);
         drop(entries);
         shared.say(SandboxEvent::Changed { sandbox: Box::new(shown) });
         Ok(entry)

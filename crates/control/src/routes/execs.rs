@@ -118,7 +118,7 @@ pub async fn start(
     let call = platform.node.call(&sandbox.id)?;
     let id = manner.idempotency.exec_id()?;
     platform.note(&caller, Act::Exec, |entry| entry.sandbox(&sandbox.id).exec(&id).argv(&spec.argv));
-    let info = call.exec(&id, spec).await?;
+    let info = platform.node.exec(&call, &id, spec).await?;
     drop(launch);
     Ok(match place {
         None => (StatusCode::CREATED, Json(info)).into_response(),

@@ -178,13 +178,14 @@ async fn finish(mut sender: Sender<Bytes, std::io::Error>, trailers: &[(&'static
 }
 
 /// Takes the rest of a body that nobody wants, so that whoever sends it comes to read why.
-async fn refuse(mut body: Body, error: node::Error) -> Fault {
+pub async fn refuse(mut body: Body, error: node::Error) -> Fault {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
     let _ = timeout(DRAIN_WITHIN, rest).await;
     error.into()
 }
 
-fn silent() -> Error {
+/// The error for a body of which nothing comes.
+pub fn silent() -> Error {
     Error {
         code: ErrorCode::Deadline,
         message: format!("nothing of the body came for {IDLE_MAX:?}"),

@@ -1,0 +1,348 @@
+//! Artifacts: files that a run made or changed, kept after its sandbox is gone.
+//!
+//! Whoever starts an exec says which folders to look at and how much to keep. Everything that was found there is an item, is named
+//! among what was left out, or is counted: nothing is passed over in silence.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::files::FilePath;
+use crate::id::{ExecId, SandboxId};
+use crate::limits;
+
+/// Folders of one exec that are looked at.
+pub const FOLDERS_MAX: usize = 8;
+/// Files that are kept of one exec, unless it asks for another number (A6.04).
+pub const COUNT: u32 = 20;
+/// The most that may be asked for: their names fit one answer.
+pub const COUNT_MAX: u32 = 1000;
+/// The size of one file that is kept, unless another is asked for (A5.09).
+pub const FILE_BYTES: u64 = 10_000_000;
+/// The most that may be asked for.
+pub const FILE_BYTES_MAX: u64 = 1 << 30;
+/// The size of all files that are kept of one exec, unless another is asked for.
+pub const BYTES: u64 = 100_000_000;
+/// The most that may be asked for.
+pub const BYTES_MAX: u64 = 4 << 30;
+/// Entries of the folders that are looked at, before the run and after it.
+pub const LISTED_MAX: usize = 10_000;
+/// Files that were left out and are named; the others are counted.
+pub const LEFT_OUT_MAX: usize = 100;
+/// How long an answer waits for a collection at most.
+pub const WAIT_MS_MAX: u64 = 60_000;
+/// Where a path begins that does not begin with `/`.
+const WORKSPACE: &str = "/workspace";
+/// The type of what has none of the others.
+const ANY: &str = "application/octet-stream";
+
+/// What to keep of the files that a run makes or changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Keep {
+    /// The folders to look at, with everything below them: 1 to 8. One that is not there is empty.
+    pub folders: Vec<String>,
+    /// Files at most; 20, and at most 1000.
+    #[serde(default = "count")]
+    pub count_max: u32,
+    /// The size of a file at most; 10 MB, and at most 1 GiB.
+    #[serde(default = "file_bytes")]
+    pub file_bytes_max: u64,
+    /// The size of all together at most; 100 MB, and at most 4 GiB.
+    #[serde(default = "bytes")]
+    pub bytes_max: u64,
+}
+
+/// A file that is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Artifact {
+    /// What to ask for it by.
+    pub number: u32,
+    /// Its path below the folder that it was found in.
+    pub name: String,
+    /// Its whole path. Bytes that are not UTF-8 are shown as U+FFFD; then `path_encoded` is exact.
+    pub path: String,
+    /// The exact path, percent-encoded, where `path` is not it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path_encoded: Option<String>,
+    /// Its type, by the end of its name.
+    pub mime: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// The SHA-256 of its bytes, as 64 digits.
+    pub sha256: String,
+}
+
+/// A file that was found and is not kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct LeftOut {
+    /// Its whole path.
+    pub path: String,
+    /// The exact path, percent-encoded, where `path` is not it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path_encoded: Option<String>,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Why.
+    pub why: Why,
+}
+
+/// Why a file is not kept. The set is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Why {
+    /// As many as asked for are kept, or their names would not fit an answer.
+    TooMany,
+    /// It is larger than a file may be.
+    TooLarge,
+    /// With it, all together would be larger than they may be.
+    TooMuch,
+    /// It could not be read.
+    Unreadable,
+    /// It was written to, or removed, whenever it was read.
+    Changing,
+    /// The machine has no room for it.
+    NoRoom,
+}
+
+/// What was kept of the files of one exec.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Artifacts {
+    /// The sandbox it ran in.
+    pub sandbox: SandboxId,
+    /// The exec.
+    pub exec: ExecId,
+    /// Whether the exec still runs, or its files are still being read: ask again.
+    pub pending: bool,
+    /// Whether the exec had ended and all its folders were looked at to the end.
+    pub complete: bool,
+    /// What is kept, in the order of the paths.
+    pub items: Vec<Artifact>,
+    /// Regular files that are new or changed: the items, and those that were left out.
+    pub found: u64,
+    /// What was found and is not kept: the first 100.
+    pub left_out: Vec<LeftOut>,
+    /// How many more were found and are not kept.
+    pub more_left_out: u64,
+    /// Whether there are more than 10,000 entries in the folders. What comes after those was not looked at.
+    pub unseen: bool,
+    /// Until when they are kept, in milliseconds since 1970, by the server's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at_ms: Option<u64>,
+    /// What kept it from being complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Error>,
+}
+
+impl Keep {
+    /// These folders, and the usual limits.
+    pub fn folders(folders: Vec<String>) -> Self {
+        Self { folders, count_max: COUNT, file_bytes_max: FILE_BYTES, bytes_max: BYTES }
+    }
+
+    /// Refuses what cannot be done, by name.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.folders.is_empty() {
+            return Err(Error::invalid(
+                "artifacts.folders is empty",
+                "Name the folders that the command writes to, such as /workspace/output.",
+            ));
+        }
+        for (name, value, most) in [
+            ("the number of artifacts.folders", self.folders.len() as u64, FOLDERS_MAX as u64),
+            ("artifacts.count_max", self.count_max.into(), COUNT_MAX.into()),
+            ("artifacts.file_bytes_max", self.file_bytes_max, FILE_BYTES_MAX),
+            ("artifacts.bytes_max", self.bytes_max, BYTES_MAX),
+        ] {
+            if value > most {
+                return Err(limits::exceeded(name, value, most));
+            }
+        }
+        self.roots().map(drop)
+    }
+
+    /// The folders as whole paths, in order; none is below another.
+    ///
+    /// # Errors
+    /// One of them is no path.
+    pub fn roots(&self) -> Result<Vec<FilePath>, Error> {
+        let mut wholes = self.folders.iter().map(|folder| whole(folder)).collect::<Result<Vec<_>, _>>()?;
+        wholes.sort();
+        let all = wholes.clone();
+        wholes.dedup();
+        wholes.retain(|path| !all.iter().any(|above| path != above && below(above, path).is_some()));
+        Ok(wholes)
+    }
+}
+
+impl Artifacts {
+    /// Those of an exec of which nothing is known yet.
+    pub fn pending(sandbox: SandboxId, exec: ExecId) -> Self {
+        Self {
+            sandbox,
+            exec,
+            pending: true,
+            complete: false,
+            items: Vec::new(),
+            found: 0,
+            left_out: Vec::new(),
+            more_left_out: 0,
+            unseen: false,
+            expires_at_ms: None,
+            error: None,
+        }
+    }
+
+    /// Those of an exec of which nothing will be known any more.
+    pub fn lost(sandbox: SandboxId, exec: ExecId, error: Error) -> Self {
+        Self { pending: false, error: Some(error), ..Self::pending(sandbox, exec) }
+    }
+}
+
+impl Why {
+    /// The name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TooMany => "too_many",
+            Self::TooLarge => "too_large",
+            Self::TooMuch => "too_much",
+            Self::Unreadable => "unreadable",
+            Self::Changing => "changing",
+            Self::NoRoom => "no_room",
+        }
+    }
+}
+
+/// The type of a file, by the end of its name (A5.10).
+pub fn mime(name: &str) -> &'static str {
+    let name = name.rsplit('/').next().unwrap_or(name);
+    // A name that is nothing but an ending has none.
+    let Some((before, ending)) = name.rsplit_once('.') else { return ANY };
+    if before.is_empty() {
+        return ANY;
+    }
+    match ending.to_ascii_lowercase().as_str() {
+        "png" => "image/png",
+        "jpg" | "jpeg" => "image/jpeg",
+        "svg" => "image/svg+xml",
+        "csv" => "text/csv",
+        "json" => "application/json",
+        "txt" => "text/plain",
+        "html" => "text/html",
+        "pdf" => "application/pdf",
+        _ => ANY,
+    }
+}
+
+/// The rest of a path below another.
+pub fn below<'a>(folder: &FilePath, path: &'a FilePath) -> Option<&'a [u8]> {
+    let folder = folder.as_bytes();
+    let rest = path.as_bytes().strip_prefix(folder)?;
+    if folder.ends_with(b"/") { Some(rest) } else { rest.strip_prefix(b"/") }
+}
+
+/// A path from the root on, without what says nothing.
+fn whole(text: &str) -> Result<FilePath, Error> {
+    let path = FilePath::new(text)?;
+    let relative = !path.as_bytes().starts_with(b"/");
+    let mut bytes = if relative { WORKSPACE.as_bytes().to_vec() } else { Vec::new() };
+    for part in path.as_bytes().split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".") {
+        bytes.push(b'/');
+        bytes.extend_from_slice(part);
+    }
+    if bytes.is_empty() {
+        bytes.push(b'/');
+    }
+    FilePath::new(bytes)
+}
+
+fn count() -> u32 {
+    COUNT
+}
+
+fn file_bytes() -> u64 {
+    FILE_BYTES
+}
+
+fn bytes() -> u64 {
+    BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folders(names: &[&str]) -> Keep {
+        Keep::folders(names.iter().map(|name| (*name).to_owned()).collect())
+    }
+
+    #[test]
+    fn what_is_not_said_has_the_defaults_of_the_requirements() {
+        // A5.09, A6.04
+        let keep: Keep = serde_json::from_str(r#"{"folders":["/tmp/output"]}"#).unwrap();
+        assert_eq!(keep, folders(&["/tmp/output"]));
+        assert_eq!((keep.count_max, keep.file_bytes_max, keep.bytes_max), (20, 10_000_000, 100_000_000));
+        assert_eq!(keep.check(), Ok(()));
+        assert!(serde_json::from_str::<Keep>(r#"{"folders":["/a"],"all":true}"#).is_err());
+    }
+
+    #[test]
+    fn what_is_too_much_or_no_path_is_refused_by_name() {
+        for (keep, word) in [
+            (folders(&[]), "folders"),
+            (folders(&["a"; 9]), "folders"),
+            (Keep { count_max: 1001, ..folders(&["a"]) }, "count_max"),
+            (Keep { file_bytes_max: FILE_BYTES_MAX + 1, ..folders(&["a"]) }, "file_bytes_max"),
+            (Keep { bytes_max: BYTES_MAX + 1, ..folders(&["a"]) }, "bytes_max"),
+            (folders(&["/workspace/../etc"]), ".."),
+            (folders(&[""]), "empty"),
+        ] {
+            let error = keep.check().unwrap_err();
+            assert!(error.message.contains(word), "{}", error.message);
+        }
+    }
+
+    #[test]
+    fn no_folder_is_looked_at_twice() {
+        let roots = |names: &[&str]| {
+            let roots = folders(names).roots().unwrap();
+            roots.iter().map(FilePath::text).collect::<Vec<_>>()
+        };
+        assert_eq!(roots(&["out", "/workspace//out/", "./out/deep"]), ["/workspace/out"]);
+        assert_eq!(
+            roots(&["/workspace/outer", "out", "/tmp"]),
+            ["/tmp", "/workspace/out", "/workspace/outer"]
+        );
+        assert_eq!(roots(&["/", "/tmp"]), ["/"]);
+        assert_eq!(roots(&["."]), ["/workspace"]);
+    }
+
+    #[test]
+    fn a_type_is_that_of_the_ending() {
+        // A5.10
+        for (name, wanted) in [
+            ("plot.png", "image/png"),
+            ("a/b/photo.JPG", "image/jpeg"),
+            ("x.jpeg", "image/jpeg"),
+            ("x.svg", "image/svg+xml"),
+            ("table.csv", "text/csv"),
+            ("x.tar.json", "application/json"),
+            ("notes.txt", "text/plain"),
+            ("page.html", "text/html"),
+            ("paper.pdf", "application/pdf"),
+            ("x.exe", ANY),
+            (".png", ANY),
+            ("png", ANY),
+            ("dir.png/x", ANY),
+        ] {
+            assert_eq!(mime(name), wanted, "{name}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Artifacts: what was kept of the files of execs. All of it works after the sandbox is gone, until their time is over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::account::Role;
+use api::artifact::{Artifacts, WAIT_MS_MAX};
+use api::files::FilePath;
+use api::server::Page;
+use api::{Error, ExecId, SandboxId, limits};
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body_util::channel::Channel;
+use node::Outgoing;
+use serde::Deserialize;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+
+use super::files::content::attachment;
+use super::files::flow::IDLE_MAX;
+use crate::caller::{Asked, At, Caller};
+use crate::fault::Answer;
+use crate::output::place;
+use crate::platform::{Platform, missing};
+
+/// Execs of one page, unless fewer are asked for.
+const PAGE: u32 = 100;
+/// Pieces waiting for whoever reads.
+const PIECES_WAITING: usize = 2;
+
+/// How long to wait.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Waiting {
+    /// Answers when the exec has ended and its files were read, or after so many milliseconds; at most a minute.
+    #[serde(default)]
+    wait_ms: u64,
+}
+
+/// Which page.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Listing {
+    /// How many execs at most.
+    #[param(minimum = 1, maximum = 100)]
+    limit: Option<u32>,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+/// What was kept of the files of an exec. Works after its sandbox is gone.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs/{exec}/artifacts", params(("sandbox" = String, Path), ("exec" = String, Path), Waiting), security(("key" = [])), responses((status = 200, body = Artifacts), (status = "default", body = Error)))]
+pub async fn look(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At((named, exec)): At<(String, String)>,
+    Asked(waiting): Asked<Waiting>,
+) -> Answer<Json<Artifacts>> {
+    caller.require(Role::Read)?;
+    if waiting.wait_ms > WAIT_MS_MAX {
+        return Err(limits::exceeded("wait_ms", waiting.wait_ms, WAIT_MS_MAX).into());
+    }
+    let _place = place(&caller.share)?;
+    let id = exec_id(&exec)?;
+    let sandbox = sandbox_id(&caller, &platform, &named).await?;
+    let wait = Duration::from_millis(waiting.wait_ms);
+    let found = platform.node.artifacts(&caller.key.project, &sandbox, &id, wait).await?;
+    Ok(Json(found.ok_or_else(|| none(&exec))?))
+}
+
+/// What was kept of all execs of a sandbox, in the order of their ids.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/artifacts", params(("sandbox" = String, Path), Listing), security(("key" = [])), responses((status = 200, body = Page<Artifacts>), (status = "default", body = Error)))]
+pub async fn list(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    Asked(listing): Asked<Listing>,
+) -> Answer<Json<Page<Artifacts>>> {
+    caller.require(Role::Read)?;
+    let limit = listing.limit.unwrap_or(PAGE);
+    if !(1..=PAGE).contains(&limit) {
+        return Err(Error::invalid(format!("limit is {limit}"), format!("Ask for 1 to {PAGE}.")).into());
+    }
+    let after = listing.cursor.map(|cursor| cursor.parse::<ExecId>()).transpose();
+    let after = after.map_err(|_| Error::invalid("the cursor is none", "Use `next` of the page before."))?;
+    let _place = place(&caller.share)?;
+    let id = named.parse::<SandboxId>().map_err(|_| missing(&named))?;
+    let known = platform.sandbox(&caller, &named).await;
+    let sandbox = known.as_ref().map_or(&id, |sandbox| &sandbox.id);
+    let project = &caller.key.project;
+    let (items, more) = platform.node.artifacts_of(project, sandbox, after.as_ref(), limit as usize).await?;
+    if items.is_empty() {
+        // A sandbox of which nothing is kept is one that is known.
+        known?;
+    }
+    let next = items.last().filter(|_| more).map(|last| last.exec.to_string());
+    Ok(Json(Page { items, next }))
+}
+
+/// The bytes of an artifact.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs/{exec}/artifacts/{number}", params(("sandbox" = String, Path), ("exec" = String, Path), ("number" = u32, Path)), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = "default", body = Error)))]
+pub async fn read(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At((named, exec, number)): At<(String, String, u32)>,
+) -> Answer<Response> {
+    caller.require(Role::Read)?;
+    let place = place(&caller.share)?;
+    let id = exec_id(&exec)?;
+    let sandbox = sandbox_id(&caller, &platform, &named).await?;
+    let found = platform.node.artifact(&caller.key.project, &sandbox, &id, number).await?;
+    let (item, outgoing) = found.ok_or_else(|| none(&format!("{exec}/{number}")))?;
+    let path = match &item.path_encoded {
+        Some(encoded) => FilePath::decode(encoded)?,
+        None => FilePath::new(item.path.as_bytes())?,
+    };
+    let headers = [
+        (header::CONTENT_TYPE, item.mime),
+        (header::CONTENT_LENGTH, outgoing.size_bytes.to_string()),
+        (header::CONTENT_DISPOSITION, attachment(&path, "")),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff".into()),
+        (header::CACHE_CONTROL, "no-store".into()),
+        (header::ETAG, format!("\"{}\"", item.sha256)),
+    ];
+    Ok((headers, stream(outgoing, place)).into_response())
+}
+
+/// A body that is never held whole. Whoever takes nothing for a while is let go.
+fn stream(mut outgoing: Outgoing, place: OwnedSemaphorePermit) -> Body {
+    let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(PIECES_WAITING);
+    tokio::spawn(async move {
+        let _place = place;
+        loop {
+            match outgoing.next().await {
+                Ok(Some(bytes)) => {
+                    if !matches!(timeout(IDLE_MAX, sender.send_data(bytes)).await, Ok(Ok(()))) {
+                        return sender.abort(std::io::ErrorKind::TimedOut.into());
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => return sender.abort(std::io::Error::other(error)),
+            }
+        }
+    });
+    Body::new(body)
+}
+
+/// A sandbox that is known by its name, or by its id at any time: the project is part of where its artifacts are.
+async fn sandbox_id(caller: &Caller, platform: &Platform, named: &str) -> Answer<SandboxId> {
+    let id = named.parse::<SandboxId>().map_err(|_| missing(named))?;
+    match platform.sandbox(caller, named).await {
+        Ok(sandbox) => Ok(sandbox.id),
+        Err(_) => Ok(id),
+    }
+}
+
+fn exec_id(text: &str) -> Answer<ExecId> {
+    Ok(text.parse().map_err(|_| none(text))?)
+}
+
+fn none(text: &str) -> Error {
+    let shown: String = text.chars().take(2 * api::id::ID_BYTES_MAX).collect();
+    Error {
+        fix: "Start the exec with `artifacts`, and ask before their time is over.".into(),
+        ..Error::not_found(format!("nothing is kept of {shown:?}"))
+    }
+}

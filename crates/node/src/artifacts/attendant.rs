@@ -1,0 +1,212 @@
+//! The task of one exec whose files are kept: from the look before it to the manifest.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::artifact::{Artifacts, Keep};
+use api::exec::{ExecInfo, ExecSpec};
+use api::{ErrorCode, Layer, Ran, Retry};
+use tokio::time::Instant;
+
+use super::collect::{Collection, before};
+use super::shelf::{Of, Shelf, Wanted};
+use super::{Launch, Progress};
+use crate::entry::Entry;
+use crate::error::{Error, chain};
+use crate::live::Shared;
+
+/// Between two questions whether an exec has ended, at first and at last.
+const ASK_FIRST: Duration = Duration::from_millis(20);
+const ASK_LAST: Duration = Duration::from_millis(500);
+/// After a server was killed between what is wanted and the exec, whoever asked for it comes back within this or not at all.
+const STARTED_WITHIN: Duration = Duration::from_secs(60);
+/// Between two tries to write down what was kept, on a disk that is full.
+const KEEP_AGAIN: Duration = Duration::from_secs(1);
+
+/// The task of one exec.
+pub struct Attendant {
+    pub shared: Arc<Shared>,
+    pub entry: Arc<Entry>,
+    pub of: Of,
+    pub progress: Arc<Progress>,
+}
+
+/// How the wait for an exec went.
+enum Waited {
+    Ended,
+    /// Its sandbox is about to end before it.
+    Cut,
+    /// It was never started.
+    Never,
+    Lost(Error),
+}
+
+impl Attendant {
+    /// From the look before the exec to the manifest.
+    pub async fn begin(self, mut wanted: Wanted, spec: ExecSpec) {
+        match self.launch(&mut wanted, spec).await {
+            Ok(info) => {
+                self.progress.launch.send_replace(Launch::Started(Box::new(info)));
+                wanted.started = true;
+                if let Err(error) = self.shelf().want(&wanted).await {
+                    // A server that starts asks the guest whether it was started.
+                    tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "not written down");
+                }
+                self.attend(&wanted).await;
+            }
+            Err(error) => {
+                let told = error.to_api();
+                let ran = told.ran;
+                self.progress.launch.send_replace(Launch::Refused(told));
+                if ran == Ran::No {
+                    self.forget().await;
+                } else {
+                    self.attend(&wanted).await;
+                }
+            }
+        }
+        self.finish();
+    }
+
+    /// From where a server before this one was killed.
+    pub async fn go_on(self, wanted: Wanted) {
+        // Half of a collection is made anew.
+        if let Err(error) = self.shelf().clear(&wanted.of).await {
+            tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "not removed yet");
+        }
+        self.attend(&wanted).await;
+        self.finish();
+    }
+
+    async fn launch(&self, wanted: &mut Wanted, spec: ExecSpec) -> Result<ExecInfo, Error> {
+        let call = self.entry.call()?;
+        if !self.shelf().is_wanted(&self.of).await? {
+            (wanted.before, wanted.unseen) = before(&call.files(), &wanted.keep).await?;
+            self.shelf().want(wanted).await.map_err(|error| match crate::objects::is_full(&error) {
+                true => {
+                    let (what, why) = ("artifacts", "the disk is full".into());
+                    Error::Runtime(runtime::Error::Capacity { what, why })
+                }
+                false => error,
+            })?;
+        }
+        call.exec(&self.of.exec, spec).await
+    }
+
+    /// Waits for the end of the exec, takes out what is to be kept, and writes it down.
+    async fn attend(&self, wanted: &Wanted) {
+        let (sandbox, exec) = (self.of.sandbox.clone(), self.of.exec.clone());
+        let mut artifacts = Artifacts { pending: false, ..Artifacts::pending(sandbox, exec) };
+        let waited = self.wait(wanted).await;
+        let is_cut = matches!(waited, Waited::Cut);
+        let collected = match waited {
+            Waited::Never => return self.forget().await,
+            Waited::Lost(error) => Err(error),
+            Waited::Ended | Waited::Cut => self.collect(wanted, &mut artifacts).await,
+        };
+        if let Err(error) = collected {
+            artifacts.error = Some(match error {
+                Error::Lost(_) => gone(),
+                error => error.to_api(),
+            });
+        } else if is_cut {
+            artifacts.error = Some(still_running());
+        }
+        artifacts.complete = artifacts.error.is_none();
+        loop {
+            match self.shelf().keep(&self.of, &artifacts).await {
+                Ok(()) => break,
+                Err(error) => {
+                    tracing::error!(sandbox = %self.of.sandbox, error = chain(&error), "artifacts are not written down yet");
+                    tokio::time::sleep(KEEP_AGAIN).await;
+                }
+            }
+        }
+        if let Err(error) = self.shelf().unwant(&self.of).await {
+            // A server that starts finds both, and removes it.
+            tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "not removed yet");
+        }
+    }
+
+    async fn wait(&self, wanted: &Wanted) -> Waited {
+        let (since, mut pause, mut seen) = (Instant::now(), ASK_FIRST, wanted.started);
+        let mut closing = self.progress.closing.subscribe();
+        loop {
+            // Whoever ends the sandbox is told once more whether the exec has ended.
+            let is_closing = *closing.borrow_and_update();
+            let Some(sandbox) = self.entry.sandbox() else { return Waited::Lost(self.lost()) };
+            match sandbox.execs().await {
+                Ok(execs) => match execs.iter().find(|info| info.id == self.of.exec) {
+                    Some(info) if info.outcome.is_some() => return Waited::Ended,
+                    Some(_) => seen = true,
+                    // The oldest of those that ended make room for others.
+                    None if seen => return Waited::Ended,
+                    None if since.elapsed() > STARTED_WITHIN => return Waited::Never,
+                    None => {}
+                },
+                Err(error @ Error::Lost(_)) => return Waited::Lost(error),
+                Err(_) => {}
+            }
+            if is_closing {
+                return Waited::Cut;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                _ = closing.changed() => {}
+            }
+            pause = (pause * 2).min(ASK_LAST);
+        }
+    }
+
+    async fn collect(&self, wanted: &Wanted, into: &mut Artifacts) -> Result<(), Error> {
+        let deadline = Instant::now() + within(&wanted.keep);
+        let _turn = tokio::time::timeout_at(deadline, self.shared.keeper.turns.acquire()).await;
+        let call = self.entry.call()?;
+        Collection { files: &call.files(), shelf: self.shelf(), wanted, deadline }.collect(into).await
+    }
+
+    /// Nothing ran, so there is nothing to keep.
+    async fn forget(&self) {
+        if let Err(error) = self.shelf().unwant(&self.of).await {
+            tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "not removed yet");
+        }
+    }
+
+    fn finish(&self) {
+        self.shared.keeper.under_way().remove(&self.of);
+        self.progress.done.send_replace(true);
+    }
+
+    fn shelf(&self) -> &Shelf {
+        &self.shared.keeper.shelf
+    }
+
+    fn lost(&self) -> Error {
+        crate::live::not_running(&self.entry.shown())
+    }
+}
+
+/// How long a collection may take.
+pub fn within(keep: &Keep) -> Duration {
+    crate::files::worked(keep.bytes_max)
+}
+
+/// The error for a sandbox that ended too early.
+pub fn gone() -> api::Error {
+    api::Error {
+        code: ErrorCode::SandboxLost,
+        message: "the sandbox ended before all its artifacts were taken out of it".into(),
+        layer: Layer::Sandbox,
+        ran: Ran::Yes,
+        retry: Retry::Useless,
+        fix: "What is listed is whole; for the rest, run the command in a new sandbox.".into(),
+    }
+}
+
+fn still_running() -> api::Error {
+    api::Error {
+        message: "the exec still ran when its sandbox was ended: its files are as they were then".into(),
+        fix: "Wait for the end of the exec before you stop its sandbox, or give it more time.".into(),
+        ..gone()
+    }
+}

@@ -1,0 +1,224 @@
+//! Looking at the folders of a sandbox, and taking out of it what is kept.
+//!
+//! Everything is asked of the guest, and nothing it says is believed that can be checked: bytes are counted and hashed here. What
+//! it lists is looked at page by page, so that no listing is ever held whole.
+
+use api::artifact::{Artifact, Artifacts, Keep, LISTED_MAX, Why};
+use api::files::{DEPTH_MAX, FileAnswer, FileAsk, FileInfo, FilePath, PAGE_MAX};
+use api::{ErrorCode, Retry};
+use tokio::time::Instant;
+
+use super::choice::{Choice, Chosen, Marks, Tally};
+use super::shelf::{Shelf, Wanted};
+use crate::error::{Error, chain};
+use crate::files::{Files, Piece};
+use crate::objects;
+
+/// Whatever may work when it is asked again is asked so often.
+const TRIES: u32 = 3;
+/// A file that is written to while it is read is read so often.
+const READS: u32 = 2;
+
+/// What a look at the folders came to.
+#[derive(Default)]
+struct Look {
+    /// Whether there is more than was looked at.
+    unseen: bool,
+    /// The first folder that could not be looked at.
+    error: Option<api::Error>,
+}
+
+/// What became of one file.
+enum Fetched {
+    Whole(Artifact),
+    Left(Why),
+    /// It was written to, or is not there any more.
+    Changed,
+}
+
+/// What the folders hold, before a run.
+pub async fn before(files: &Files, keep: &Keep) -> Result<(Marks, bool), Error> {
+    let mut marks = Marks::default();
+    let look = walk(files, keep, |_, path, info| marks.note(&path, &info)).await?;
+    // A folder that cannot be looked at now may be one after the run.
+    Ok((marks, look.unseen))
+}
+
+/// A collection, and when it must be over.
+pub struct Collection<'a> {
+    pub files: &'a Files,
+    pub shelf: &'a Shelf,
+    pub wanted: &'a Wanted,
+    pub deadline: Instant,
+}
+
+impl Collection<'_> {
+    /// Keeps what is new or changed. What is collected when it cannot go on stays, and the error says why it is not all.
+    pub async fn collect(&self, into: &mut Artifacts) -> Result<(), Error> {
+        let mut choice = Choice::new(&self.wanted.keep, &self.wanted.before);
+        let looking =
+            walk(self.files, &self.wanted.keep, |folder, path, info| choice.see(folder, path, info));
+        let looked = self.in_time(looking).await;
+        let (chosen, mut tally) = choice.end();
+        let mut taken = Ok(());
+        let mut left_bytes = self.wanted.keep.bytes_max;
+        for one in &chosen {
+            if looked.is_err() || taken.is_err() {
+                tally.leave(&one.info, Why::Unreadable);
+                continue;
+            }
+            let number = u32::try_from(into.items.len()).unwrap_or(u32::MAX);
+            let fetch = Fetch { of: self, number, left_bytes };
+            match self.in_time(fetch.repeatedly(one)).await {
+                Ok(Ok(artifact)) => {
+                    left_bytes = left_bytes.saturating_sub(artifact.size_bytes);
+                    into.items.push(artifact);
+                }
+                Ok(Err(why)) => tally.leave(&one.info, why),
+                Err(error) => {
+                    tally.leave(&one.info, Why::Unreadable);
+                    taken = Err(error);
+                }
+            }
+        }
+        let Tally { found, left_out, more } = tally;
+        (into.found, into.left_out, into.more_left_out) = (found, left_out, more);
+        let look = looked?;
+        into.unseen = look.unseen || self.wanted.unseen;
+        into.error = look.error;
+        taken
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let within = super::attendant::within(&self.wanted.keep);
+        let late = || Error::Deadline { what: "the collection of artifacts", after: within };
+        tokio::time::timeout_at(self.deadline, work).await.unwrap_or_else(|_| Err(late()))
+    }
+}
+
+/// One file on its way out.
+struct Fetch<'a> {
+    of: &'a Collection<'a>,
+    number: u32,
+    left_bytes: u64,
+}
+
+impl Fetch<'_> {
+    async fn repeatedly(&self, chosen: &Chosen) -> Result<Result<Artifact, Why>, Error> {
+        for _ in 0..READS {
+            match self.once(chosen).await {
+                Ok(Fetched::Whole(artifact)) => return Ok(Ok(artifact)),
+                Ok(Fetched::Left(why)) => return Ok(Err(why)),
+                Ok(Fetched::Changed) => {}
+                Err(error @ Error::Lost(_)) => return Err(error),
+                Err(error) => match error.to_api().code {
+                    ErrorCode::NotFound | ErrorCode::NotRegular | ErrorCode::Conflict => {}
+                    _ => return Ok(Err(Why::Unreadable)),
+                },
+            }
+        }
+        Ok(Err(Why::Changing))
+    }
+
+    async fn once(&self, chosen: &Chosen) -> Result<Fetched, Error> {
+        let ask = FileAsk::Read { path: chosen.path.clone(), from: 0, to: None, version: None };
+        let (head, mut reading) = self.of.files.read(&ask).await?;
+        let FileAnswer::Content { from, to, .. } = head else { return Ok(Fetched::Left(Why::Unreadable)) };
+        let size_bytes = to - from;
+        // It may be larger than when it was listed.
+        if size_bytes > self.of.wanted.keep.file_bytes_max {
+            return Ok(Fetched::Left(Why::TooLarge));
+        }
+        if size_bytes > self.left_bytes {
+            return Ok(Fetched::Left(Why::TooMuch));
+        }
+        if !self.of.shelf.has_room(size_bytes) {
+            return Ok(Fetched::Left(Why::NoRoom));
+        }
+        let mut incoming = match self.of.shelf.begin(&self.of.wanted.of, self.number).await {
+            Ok(incoming) => incoming,
+            Err(error) => return Ok(self.no_room(&error)),
+        };
+        loop {
+            match reading.next().await? {
+                Piece::Data(bytes) => {
+                    if let Err(error) = incoming.push(&bytes).await {
+                        return Ok(self.no_room(&error));
+                    }
+                }
+                Piece::Read { changed: true, .. } => return Ok(Fetched::Changed),
+                Piece::Read { sha256, .. } => {
+                    let own = incoming.sha256();
+                    if !sha256.eq_ignore_ascii_case(&own) {
+                        return Err(Error::Protocol("other bytes than those of the hash".into()));
+                    }
+                    return Ok(match incoming.finish().await {
+                        Ok(()) => Fetched::Whole(chosen.artifact(self.number, size_bytes, own)),
+                        Err(error) => self.no_room(&error),
+                    });
+                }
+                Piece::Packed(_) => return Ok(Fetched::Left(Why::Unreadable)),
+            }
+        }
+    }
+
+    fn no_room(&self, error: &Error) -> Fetched {
+        if !objects::is_full(error) {
+            tracing::error!(sandbox = %self.of.wanted.of.sandbox, error = chain(error), "an artifact cannot be kept");
+        }
+        Fetched::Left(Why::NoRoom)
+    }
+}
+
+/// Looks at all folders, entry by entry.
+async fn walk(
+    files: &Files,
+    keep: &Keep,
+    mut see: impl FnMut(&FilePath, FilePath, FileInfo),
+) -> Result<Look, Error> {
+    let (mut look, mut seen) = (Look::default(), 0);
+    for folder in keep.roots().map_err(Error::Request)? {
+        let mut after = None;
+        loop {
+            let limit = PAGE_MAX.min(u32::try_from(LISTED_MAX - seen).unwrap_or(0));
+            if limit == 0 {
+                look.unseen = true;
+                return Ok(look);
+            }
+            let ask = FileAsk::List { path: folder.clone(), depth: DEPTH_MAX, after, limit };
+            let (items, more) = match patiently(files, &ask).await {
+                Ok(FileAnswer::Page { items, more }) => (items, more),
+                Ok(_) => return Err(Error::Protocol("an answer to something else than was asked".into())),
+                Err(Error::Guest(error)) if error.code == ErrorCode::NotFound => break,
+                Err(Error::Guest(error)) => {
+                    look.error = look.error.or(Some(error));
+                    break;
+                }
+                Err(error) => return Err(error),
+            };
+            seen += items.len();
+            let mut last = None;
+            for info in items {
+                let path = info.exact().map_err(|error| Error::Protocol(error.message))?;
+                last = Some(path.clone());
+                see(&folder, path, info);
+            }
+            after = last;
+            if !more {
+                break;
+            }
+        }
+    }
+    Ok(look)
+}
+
+/// Asks again where that may help: the process that answers may have been ended for want of memory.
+async fn patiently(files: &Files, ask: &FileAsk) -> Result<FileAnswer, Error> {
+    let mut tries = 1..TRIES;
+    loop {
+        match files.ask(ask).await {
+            Err(Error::Request(error)) if error.retry == Retry::Safe && tries.next().is_some() => {}
+            other => return other,
+        }
+    }
+}

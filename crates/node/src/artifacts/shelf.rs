@@ -1,0 +1,238 @@
+//! Where artifacts are kept, by their keys.
+//!
+//! ```text
+//! <data>/artifacts/wanted/<project>/<sandbox>/<exec>.json           written before the exec is started
+//!                  kept/<project>/<sandbox>/<exec>/<number>         the contents
+//!                  kept/<project>/<sandbox>/<exec>/manifest.json    written last; then what is wanted is removed
+//! ```
+//!
+//! Whose project it is is part of the key, so what belongs to another is not there. What is wanted has a place of its own, so that
+//! a server that starts looks at what was under way and at nothing else.
+
+use std::time::Duration;
+
+use api::artifact::{Artifacts, Keep};
+use api::{ExecId, SandboxId};
+use futures_util::StreamExt as _;
+use object_store::path::Path;
+use serde::{Deserialize, Serialize};
+
+use super::choice::Marks;
+use crate::clock;
+use crate::error::Error;
+use crate::objects::{Incoming, Objects, Outgoing, key, written_ms};
+
+const KEPT: &str = "kept";
+const WANTED: &str = "wanted";
+const MANIFEST: &str = "manifest.json";
+/// Collections that are removed before it is looked anew.
+const REMOVED_AT_ONCE: usize = 1000;
+
+/// The exec that artifacts are of.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Of {
+    /// The project.
+    pub project: String,
+    /// The sandbox.
+    pub sandbox: SandboxId,
+    /// The exec.
+    pub exec: ExecId,
+}
+
+/// What is to be kept of an exec: written down before it is started.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Wanted {
+    /// Of which.
+    pub of: Of,
+    /// By which rules.
+    pub keep: Keep,
+    /// What the folders held before.
+    pub before: Marks,
+    /// Whether the folders held more than was looked at.
+    pub unseen: bool,
+    /// Whether the exec is known to have been started.
+    pub started: bool,
+}
+
+/// The store.
+pub struct Shelf {
+    objects: Objects,
+    retention: Duration,
+}
+
+impl Shelf {
+    pub fn new(objects: Objects, retention: Duration) -> Self {
+        Self { objects, retention }
+    }
+
+    pub fn retention(&self) -> Duration {
+        self.retention
+    }
+
+    pub fn has_room(&self, bytes: u64) -> bool {
+        self.objects.has_room(bytes)
+    }
+
+    pub async fn want(&self, wanted: &Wanted) -> Result<(), Error> {
+        self.objects.put_json(&wanted_key(&wanted.of), wanted).await
+    }
+
+    pub async fn is_wanted(&self, of: &Of) -> Result<bool, Error> {
+        self.objects.has(&wanted_key(of)).await
+    }
+
+    pub async fn unwant(&self, of: &Of) -> Result<(), Error> {
+        self.objects.remove(&wanted_key(of)).await
+    }
+
+    /// All that is wanted.
+    pub async fn all_wanted(&self) -> Result<Vec<Wanted>, Error> {
+        let mut all = Vec::new();
+        let mut found = self.objects.below(&key([WANTED]));
+        while let Some(meta) = found.next().await {
+            if let Some((wanted, _)) = self.objects.json::<Wanted>(&meta?.location).await? {
+                all.push(wanted);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Begins the contents of an artifact.
+    pub async fn begin(&self, of: &Of, number: u32) -> Result<Incoming, Error> {
+        self.objects.begin(&kept_key(of, &number.to_string())).await
+    }
+
+    /// The contents of an artifact.
+    pub async fn contents(&self, of: &Of, number: u32) -> Result<Option<Outgoing>, Error> {
+        self.objects.read(&kept_key(of, &number.to_string())).await
+    }
+
+    /// Removes what was kept of an exec so far: it is collected anew.
+    pub async fn clear(&self, of: &Of) -> Result<(), Error> {
+        self.objects.remove_below(&exec_key(of), None).await
+    }
+
+    /// Writes down what was kept. From then on it is there.
+    pub async fn keep(&self, of: &Of, artifacts: &Artifacts) -> Result<(), Error> {
+        self.objects.put_json(&kept_key(of, MANIFEST), artifacts).await
+    }
+
+    /// What was kept, unless its time is over.
+    pub async fn kept(&self, of: &Of) -> Result<Option<Artifacts>, Error> {
+        let found = self.objects.json::<Artifacts>(&kept_key(of, MANIFEST)).await?;
+        Ok(found.and_then(|(artifacts, written)| {
+            let expires_at_ms = written.saturating_add(clock::millis(self.retention));
+            (expires_at_ms > clock::wall_ms())
+                .then_some(Artifacts { expires_at_ms: Some(expires_at_ms), ..artifacts })
+        }))
+    }
+
+    /// The execs of a sandbox of which something is kept, in the order of their ids.
+    pub async fn execs(&self, project: &str, sandbox: &SandboxId) -> Result<Vec<ExecId>, Error> {
+        let names = self.objects.names(&key([KEPT, project, sandbox.as_str()])).await?;
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
+    /// Removes what is older than it may be: the contents first, so that nothing is left that no manifest names.
+    pub async fn tidy(&self) -> Result<(), Error> {
+        self.objects.sweep().await?;
+        loop {
+            let (mut old, mut found) = (Vec::new(), self.objects.below(&key([KEPT])));
+            let before = clock::wall_ms().saturating_sub(clock::millis(self.retention));
+            while let Some(meta) = found.next().await {
+                let meta = meta?;
+                if meta.location.filename() == Some(MANIFEST) && written_ms(&meta) <= before {
+                    old.push(meta.location);
+                }
+                if old.len() == REMOVED_AT_ONCE {
+                    break;
+                }
+            }
+            for manifest in &old {
+                let parts: Vec<_> = manifest.parts().collect();
+                let above = parts.iter().take(parts.len().saturating_sub(1)).cloned();
+                self.objects.remove_below(&Path::from_iter(above), Some(manifest)).await?;
+                self.objects.remove(manifest).await?;
+            }
+            if old.len() < REMOVED_AT_ONCE {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn wanted_key(of: &Of) -> Path {
+    let file = format!("{}.json", of.exec);
+    key([WANTED, &of.project, of.sandbox.as_str(), &file])
+}
+
+fn exec_key(of: &Of) -> Path {
+    key([KEPT, &of.project, of.sandbox.as_str(), of.exec.as_str()])
+}
+
+fn kept_key(of: &Of, file: &str) -> Path {
+    key([KEPT, &of.project, of.sandbox.as_str(), of.exec.as_str(), file])
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn of(project: &str) -> Of {
+        Of { project: project.into(), sandbox: "s1".parse().unwrap(), exec: "e1".parse().unwrap() }
+    }
+
+    fn some(of: &Of) -> Artifacts {
+        let (sandbox, exec) = (of.sandbox.clone(), of.exec.clone());
+        Artifacts { pending: false, complete: true, ..Artifacts::pending(sandbox, exec) }
+    }
+
+    async fn filled(retention: Duration) -> (tempfile::TempDir, Shelf) {
+        let data = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(Objects::open(data.path().join("a"), 0).unwrap(), retention);
+        let mut incoming = shelf.begin(&of("p"), 0).await.unwrap();
+        incoming.push(&Bytes::from_static(b"x")).await.unwrap();
+        incoming.finish().await.unwrap();
+        shelf.keep(&of("p"), &some(&of("p"))).await.unwrap();
+        (data, shelf)
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_is_there_for_its_project_and_for_no_other() {
+        let (_data, shelf) = filled(Duration::from_secs(60)).await;
+        let kept = shelf.kept(&of("p")).await.unwrap().unwrap();
+        assert!(kept.complete && kept.expires_at_ms > Some(clock::wall_ms()));
+        assert!(shelf.contents(&of("p"), 0).await.unwrap().is_some());
+        assert_eq!(shelf.execs("p", &of("p").sandbox).await.unwrap(), [of("p").exec]);
+        shelf.tidy().await.unwrap();
+        assert!(shelf.kept(&of("p")).await.unwrap().is_some());
+        assert!(shelf.kept(&of("q")).await.unwrap().is_none());
+        assert!(shelf.contents(&of("q"), 0).await.unwrap().is_none());
+        assert_eq!(shelf.execs("q", &of("q").sandbox).await.unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn what_is_too_old_is_not_there_and_is_removed_with_its_contents() {
+        let (data, shelf) = filled(Duration::from_millis(1)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(shelf.kept(&of("p")).await.unwrap().is_none());
+        shelf.tidy().await.unwrap();
+        assert!(shelf.contents(&of("p"), 0).await.unwrap().is_none());
+        assert!(!data.path().join("a/kept/p").exists(), "not even its directory");
+    }
+
+    #[tokio::test]
+    async fn what_is_wanted_is_found_again() {
+        let (_data, shelf) = filled(Duration::from_secs(60)).await;
+        let keep = Keep::folders(vec!["/workspace".into()]);
+        let wanted = Wanted { of: of("p"), keep, before: Marks::default(), unseen: false, started: true };
+        shelf.want(&wanted).await.unwrap();
+        let all = shelf.all_wanted().await.unwrap();
+        assert_eq!(all.iter().map(|one| one.of.clone()).collect::<Vec<_>>(), [of("p")]);
+        shelf.unwant(&of("p")).await.unwrap();
+        shelf.unwant(&of("p")).await.unwrap();
+        assert!(shelf.all_wanted().await.unwrap().is_empty());
+    }
+}

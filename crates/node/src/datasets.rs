@@ -1,0 +1,407 @@
+//! Datasets: files that a project keeps here, put into its sandboxes before anything runs in them.
+//!
+//! ```text
+//! <data>/datasets/<project>/<name>/dataset.json      which of the contents it is: replaced in one step
+//!                                 /<random>          contents; those that no dataset.json names are nobody's
+//! ```
+//!
+//! They are written into a sandbox by its guest, as the user that code runs as, and compared by their hash before they are shown.
+
+use std::collections::BTreeMap;
+use std::path::Path as FsPath;
+use std::time::Duration;
+
+use api::dataset::{DATASET_BYTES_MAX, DATASETS_MAX, Dataset, check_name};
+use api::files::{FileAsk, FilePath};
+use api::{ErrorCode, Layer, Ran, Retry, limits};
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use object_store::path::Path;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Mutex, watch};
+
+use crate::error::Error;
+use crate::files::{Files, worked};
+use crate::objects::{Incoming, Objects, Outgoing, is_full, key};
+use crate::sandbox::Sandbox;
+use crate::{clock, machine};
+
+const POINTER: &str = "dataset.json";
+/// The room of the disk is looked at again after so many bytes.
+const LOOK_EVERY_BYTES: u64 = 16 << 20;
+
+/// The datasets of all projects.
+pub struct Datasets {
+    objects: Objects,
+    /// Whoever counts what a project has is alone with it until it has more.
+    counting: Mutex<()>,
+}
+
+/// A dataset that is being put here. Dropping it leaves the one before.
+pub struct Putting<'a> {
+    datasets: &'a Datasets,
+    project: String,
+    name: String,
+    object: String,
+    sha256: Option<String>,
+    quota_bytes: u64,
+    /// What the others take.
+    others_bytes: u64,
+    looked_bytes: u64,
+    incoming: Incoming,
+}
+
+/// What is written down of a dataset.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Pointer {
+    dataset: Dataset,
+    object: String,
+}
+
+/// A dataset and where in a sandbox it goes.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    path: FilePath,
+    key: Path,
+    dataset: Dataset,
+}
+
+impl Datasets {
+    pub(crate) fn open(data: &FsPath, reserve_bytes: u64) -> Result<Self, Error> {
+        let objects = Objects::open(data.join("datasets"), reserve_bytes)?;
+        Ok(Self { objects, counting: Mutex::default() })
+    }
+
+    /// The datasets of a project, by name.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub async fn list(&self, project: &str) -> Result<Vec<Dataset>, Error> {
+        let mut all = Vec::new();
+        for name in self.objects.names(&key([project])).await? {
+            all.extend(self.pointer(project, &name).await?.map(|pointer| pointer.dataset));
+        }
+        Ok(all)
+    }
+
+    /// Begins a dataset, which replaces the one of that name when it is whole. All of the project's together may be so large.
+    ///
+    /// # Errors
+    /// The name is none, or the project has as many as it may.
+    pub async fn begin(
+        &self,
+        project: &str,
+        name: &str,
+        sha256: Option<String>,
+        quota_bytes: u64,
+    ) -> Result<Putting<'_>, Error> {
+        check_name(name).map_err(Error::Request)?;
+        let others_bytes = self.others(project, name).await?;
+        let object = random_name()?;
+        let incoming = self.objects.begin(&key([project, name, &object])).await.map_err(full)?;
+        let (project, name) = (project.to_owned(), name.to_owned());
+        let (datasets, looked_bytes) = (self, 0);
+        Ok(Putting {
+            datasets,
+            project,
+            name,
+            object,
+            sha256,
+            quota_bytes,
+            others_bytes,
+            looked_bytes,
+            incoming,
+        })
+    }
+
+    /// Removes a dataset. One that is not there is success.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub async fn remove(&self, project: &str, name: &str) -> Result<(), Error> {
+        check_name(name).map_err(Error::Request)?;
+        let _counting = self.counting.lock().await;
+        self.objects.remove(&key([project, name, POINTER])).await?;
+        self.objects.remove_below(&key([project, name]), None).await
+    }
+
+    /// The datasets that a sandbox is to have, if they are there.
+    pub(crate) async fn resolve(
+        &self,
+        project: &str,
+        places: &BTreeMap<String, String>,
+    ) -> Result<Vec<Placed>, Error> {
+        let mut placed = Vec::new();
+        for (path, name) in places {
+            check_name(name).map_err(Error::Request)?;
+            let path = FilePath::new(path.as_bytes()).map_err(Error::Request)?;
+            let pointer = self.pointer(project, name).await?;
+            let Pointer { dataset, object } = pointer.ok_or_else(|| Error::Request(missing(name)))?;
+            placed.push(Placed { path, key: key([project, name, &object]), dataset });
+        }
+        Ok(placed)
+    }
+
+    /// Puts datasets into a sandbox that was just started. Of one that cannot have them nothing is left. One that nobody wants any
+    /// more is given back at once.
+    pub(crate) async fn put_in(
+        &self,
+        sandbox: Sandbox,
+        disk_bytes: u64,
+        placed: &[Placed],
+        mut unwanted: watch::Receiver<bool>,
+    ) -> Result<Sandbox, Error> {
+        if placed.is_empty() {
+            return Ok(sandbox);
+        }
+        let within = worked(placed.iter().map(|one| one.dataset.size_bytes).sum());
+        let files = sandbox.files(disk_bytes);
+        let put = async {
+            for one in placed {
+                self.put_one(&files, one).await?;
+            }
+            Ok(())
+        };
+        let put = tokio::select! {
+            put = tokio::time::timeout(within, put) => {
+                put.unwrap_or(Err(Error::Deadline { what: "putting datasets into the sandbox", after: within }))
+            }
+            // A channel that is closed says nothing: whoever started this is gone.
+            Ok(_) = unwanted.wait_for(|unwanted| *unwanted) => Ok(()),
+        };
+        match put {
+            Ok(()) => Ok(sandbox),
+            Err(error) => {
+                sandbox.stop(Duration::ZERO).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes what killed servers left.
+    pub(crate) async fn tidy(&self) -> Result<(), Error> {
+        self.objects.sweep().await
+    }
+
+    async fn put_one(&self, files: &Files, placed: &Placed) -> Result<(), Error> {
+        let name = &placed.dataset.name;
+        let outgoing = self.objects.read(&placed.key).await?;
+        let mut outgoing: Outgoing = outgoing.ok_or_else(|| Error::Request(missing(name)))?;
+        let sha256 = Some(placed.dataset.sha256.clone());
+        let ask = FileAsk::Write { path: placed.path.clone(), offset: None, mode: None, sha256 };
+        let told = |error: Error| match error {
+            Error::Guest(error) => Error::Request(api::Error {
+                message: format!("dataset {name:?} cannot be put in: {}", error.message),
+                ran: Ran::No,
+                ..error
+            }),
+            error => error,
+        };
+        let mut writing = files.write(ask).await.map_err(told)?;
+        while let Some(bytes) = outgoing.next().await? {
+            writing.push(bytes).await.map_err(told)?;
+        }
+        writing.finish().await.map(drop).map_err(told)
+    }
+
+    async fn pointer(&self, project: &str, name: &str) -> Result<Option<Pointer>, Error> {
+        Ok(self.objects.json(&key([project, name, POINTER])).await?.map(|(pointer, _)| pointer))
+    }
+
+    /// The bytes of a project's other datasets.
+    async fn others(&self, project: &str, name: &str) -> Result<u64, Error> {
+        let (mut bytes, mut count) = (0_u64, 1);
+        let own = key([project, name]);
+        let mut found = self.objects.below(&key([project]));
+        while let Some(meta) = found.next().await {
+            let meta = meta?;
+            if meta.location.prefix_matches(&own) {
+                continue;
+            }
+            bytes = bytes.saturating_add(meta.size);
+            if meta.location.filename() == Some(POINTER) {
+                count += 1;
+            }
+        }
+        if count > DATASETS_MAX {
+            return Err(Error::Request(limits::exceeded(
+                "the number of datasets",
+                count as u64,
+                DATASETS_MAX as u64,
+            )));
+        }
+        Ok(bytes)
+    }
+}
+
+impl Putting<'_> {
+    /// Takes bytes.
+    ///
+    /// # Errors
+    /// It is too large, the quota is used up, or the machine has no room for it.
+    pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
+        let size = self.incoming.size_bytes().saturating_add(bytes.len() as u64);
+        if size > DATASET_BYTES_MAX {
+            return Err(Error::Request(limits::exceeded("the dataset, in bytes,", size, DATASET_BYTES_MAX)));
+        }
+        self.check_quota(self.others_bytes, size)?;
+        if size >= self.looked_bytes {
+            self.looked_bytes = size + LOOK_EVERY_BYTES;
+            if !self.datasets.objects.has_room(LOOK_EVERY_BYTES) {
+                return Err(no_room());
+            }
+        }
+        self.incoming.push(bytes).await.map_err(full)
+    }
+
+    /// Has it there, whole, in the place of the one before.
+    ///
+    /// # Errors
+    /// As [`Putting::push`]; and its hash is not the one that was promised.
+    pub async fn finish(self) -> Result<Dataset, Error> {
+        let (size_bytes, sha256) = (self.incoming.size_bytes(), self.incoming.sha256());
+        if self.sha256.as_ref().is_some_and(|promised| *promised != sha256) {
+            return Err(Error::Request(api::Error::invalid(
+                "the bytes that came are not those of content-digest",
+                "Send it again; if it lasts, see that nothing in between changes bytes.",
+            )));
+        }
+        let _counting = self.datasets.counting.lock().await;
+        let others = self.datasets.others(&self.project, &self.name).await?;
+        self.check_quota(others, size_bytes)?;
+        let Self { datasets, project, name, object, incoming, .. } = self;
+        incoming.finish().await.map_err(full)?;
+        let dataset = Dataset { name: name.clone(), size_bytes, sha256, created_at_ms: clock::wall_ms() };
+        let pointer = Pointer { dataset: dataset.clone(), object: object.clone() };
+        let own = key([&*project, &*name, &*object]);
+        if let Err(error) = datasets.objects.put_json(&key([&*project, &*name, POINTER]), &pointer).await {
+            datasets.objects.remove(&own).await?;
+            return Err(full(error));
+        }
+        // What was there before is nobody's now.
+        let mut found = datasets.objects.below(&key([&*project, &*name]));
+        while let Some(meta) = found.next().await {
+            let location = meta?.location;
+            if location != own && location.filename() != Some(POINTER) {
+                datasets.objects.remove(&location).await?;
+            }
+        }
+        Ok(dataset)
+    }
+
+    fn check_quota(&self, others: u64, size: u64) -> Result<(), Error> {
+        let whole = others.saturating_add(size);
+        if whole <= self.quota_bytes {
+            return Ok(());
+        }
+        Err(Error::Request(api::Error {
+            code: ErrorCode::QuotaExceeded,
+            message: format!(
+                "the project's datasets would have more than {} bytes, its quota of disk_bytes",
+                self.quota_bytes
+            ),
+            layer: Layer::Policy,
+            ran: Ran::No,
+            retry: Retry::Useless,
+            fix: "Remove datasets that are not needed, or ask an administrator for a larger quota.".into(),
+        }))
+    }
+}
+
+fn missing(name: &str) -> api::Error {
+    api::Error {
+        fix: "List the datasets and use one of those, or put this one there first.".into(),
+        ..api::Error::not_found(format!("there is no dataset {name:?}"))
+    }
+}
+
+fn no_room() -> Error {
+    let why = "the disk has no more than what is held back".into();
+    Error::Runtime(runtime::Error::Capacity { what: "the dataset", why })
+}
+
+fn full(error: Error) -> Error {
+    if is_full(&error) { no_room() } else { error }
+}
+
+fn random_name() -> Result<String, Error> {
+    let bytes: [u8; 16] = machine::random()?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLENTY: u64 = 1 << 40;
+
+    fn datasets() -> (tempfile::TempDir, Datasets) {
+        let data = tempfile::tempdir().unwrap();
+        let datasets = Datasets::open(data.path(), 0).unwrap();
+        (data, datasets)
+    }
+
+    async fn put(
+        datasets: &Datasets,
+        name: &str,
+        bytes: &'static [u8],
+        quota: u64,
+    ) -> Result<Dataset, Error> {
+        let mut putting = datasets.begin("p", name, None, quota).await?;
+        putting.push(&Bytes::from_static(bytes)).await?;
+        putting.finish().await
+    }
+
+    fn code<T>(result: Result<T, Error>) -> ErrorCode {
+        result.err().unwrap().to_api().code
+    }
+
+    async fn content(datasets: &Datasets, name: &str) -> Bytes {
+        let places = BTreeMap::from([("x".to_owned(), name.to_owned())]);
+        let placed = datasets.resolve("p", &places).await.unwrap();
+        datasets.objects.read(&placed[0].key).await.unwrap().unwrap().next().await.unwrap().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_dataset_is_the_one_before_until_the_next_is_whole() {
+        let (data, datasets) = datasets();
+        let first = put(&datasets, "a.csv", b"first", PLENTY).await.unwrap();
+        assert_eq!(first.size_bytes, 5);
+        let mut half = datasets.begin("p", "a.csv", None, PLENTY).await.unwrap();
+        half.push(&Bytes::from_static(b"half")).await.unwrap();
+        assert_eq!(content(&datasets, "a.csv").await, &b"first"[..]);
+        drop(half);
+        assert_eq!(content(&datasets, "a.csv").await, &b"first"[..]);
+        let wrong = datasets.begin("p", "a.csv", Some("0".repeat(64)), PLENTY).await.unwrap();
+        assert_eq!(code(wrong.finish().await), ErrorCode::InvalidRequest);
+        let second = put(&datasets, "a.csv", b"second", PLENTY).await.unwrap();
+        assert_eq!(content(&datasets, "a.csv").await, &b"second"[..]);
+        assert_eq!(datasets.list("p").await.unwrap(), [second]);
+        assert_eq!(std::fs::read_dir(data.path().join("datasets/p/a.csv")).unwrap().count(), 2);
+        datasets.remove("p", "a.csv").await.unwrap();
+        datasets.remove("p", "a.csv").await.unwrap();
+        assert_eq!(datasets.list("p").await.unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn a_project_has_its_own_datasets_within_its_quota() {
+        let (_data, datasets) = datasets();
+        put(&datasets, "a", b"12345", 1000).await.unwrap();
+        // What is written down of it counts too.
+        assert_eq!(code(put(&datasets, "b", b"12345", 10).await), ErrorCode::QuotaExceeded);
+        put(&datasets, "a", b"54321", 10).await.unwrap();
+        assert_eq!(datasets.list("p").await.unwrap().len(), 1);
+        let places = BTreeMap::from([("x".to_owned(), "a".to_owned())]);
+        assert_eq!(code(datasets.resolve("q", &places).await), ErrorCode::NotFound);
+        assert_eq!(code(datasets.begin("p", "../x", None, 1).await), ErrorCode::InvalidRequest);
+        assert_eq!(datasets.list("q").await.unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn a_machine_without_room_takes_none() {
+        let data = tempfile::tempdir().unwrap();
+        let datasets = Datasets::open(data.path(), u64::MAX).unwrap();
+        assert_eq!(code(put(&datasets, "a", b"1", PLENTY).await), ErrorCode::Capacity);
+        assert_eq!(datasets.list("p").await.unwrap(), []);
+    }
+}

@@ -1,0 +1,298 @@
+//! Bytes that this machine keeps by their key: what artifacts and datasets have in common.
+//!
+//! An object is there whole or not at all. What a killed server left half-written has a `#` in its name, is never listed, and is
+//! removed by [`Objects::sweep`]. Nothing here is a path of a sandbox: keys are made of names that were checked.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path as FsPath, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{MultipartUpload, ObjectMeta, ObjectStore as _, ObjectStoreExt as _, PutPayload};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+
+use crate::admission;
+use crate::error::Error;
+
+/// What is written at once.
+const PIECE_BYTES: usize = 1 << 20;
+/// Whoever writes has a minute for each piece: what is older is nobody's.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
+
+/// A directory of objects.
+pub(crate) struct Objects {
+    store: Arc<LocalFileSystem>,
+    root: PathBuf,
+    reserve_bytes: u64,
+}
+
+/// An object that is being written. Dropping it leaves nothing.
+pub(crate) struct Incoming {
+    upload: Box<dyn MultipartUpload>,
+    held: BytesMut,
+    hasher: Sha256,
+    size_bytes: u64,
+}
+
+/// An object that is being read. It stays readable when it is removed meanwhile.
+pub struct Outgoing {
+    /// How long it is.
+    pub size_bytes: u64,
+    stream: BoxStream<'static, object_store::Result<Bytes>>,
+}
+
+impl Objects {
+    /// Opens a directory, which is made, on a disk of which so much stays free.
+    pub fn open(root: PathBuf, reserve_bytes: u64) -> Result<Self, Error> {
+        let made = fs::create_dir_all(&root)
+            .and_then(|()| fs::set_permissions(&root, fs::Permissions::from_mode(0o700)));
+        made.map_err(|source| Error::System { act: format!("make {}", root.display()), source })?;
+        let store = LocalFileSystem::new_with_prefix(&root).map_err(failed("open"))?;
+        let store = Arc::new(store.with_automatic_cleanup(true).with_fsync(true));
+        Ok(Self { store, root, reserve_bytes })
+    }
+
+    /// Whether so many bytes more leave the reserve alone.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        admission::disk_free_bytes(&self.root) >= self.reserve_bytes.saturating_add(bytes)
+    }
+
+    /// Writes a small object, in one step.
+    pub async fn put_json(&self, key: &Path, value: &impl Serialize) -> Result<(), Error> {
+        let bytes = serde_json::to_vec(value).map_err(|error| Error::Protocol(error.to_string()))?;
+        self.store.put(key, PutPayload::from(bytes)).await.map(drop).map_err(failed("write"))
+    }
+
+    /// Reads a small object, and when it was written, in milliseconds since 1970. One that cannot be understood is not there.
+    pub async fn json<T: DeserializeOwned>(&self, key: &Path) -> Result<Option<(T, u64)>, Error> {
+        let found = match self.store.get(key).await {
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            other => other.map_err(failed("read"))?,
+        };
+        let written = written_ms(&found.meta);
+        let bytes = found.bytes().await.map_err(failed("read"))?;
+        match serde_json::from_slice(&bytes) {
+            Ok(value) => Ok(Some((value, written))),
+            Err(error) => {
+                tracing::error!(%key, %error, "a kept object cannot be understood");
+                Ok(None)
+            }
+        }
+    }
+
+    pub async fn has(&self, key: &Path) -> Result<bool, Error> {
+        match self.store.head(key).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(failed("look at")(error)),
+        }
+    }
+
+    /// Begins an object.
+    pub async fn begin(&self, key: &Path) -> Result<Incoming, Error> {
+        let upload = self.store.put_multipart(key).await.map_err(failed("begin"))?;
+        Ok(Incoming { upload, held: BytesMut::new(), hasher: Sha256::new(), size_bytes: 0 })
+    }
+
+    /// Opens an object.
+    pub async fn read(&self, key: &Path) -> Result<Option<Outgoing>, Error> {
+        match self.store.get(key).await {
+            Ok(found) => Ok(Some(Outgoing { size_bytes: found.meta.size, stream: found.into_stream() })),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(failed("read")(error)),
+        }
+    }
+
+    /// All objects below a key, as they are found.
+    pub fn below(&self, prefix: &Path) -> BoxStream<'static, Result<ObjectMeta, Error>> {
+        self.store.list(Some(prefix)).map(|found| found.map_err(failed("list"))).boxed()
+    }
+
+    /// The names directly below a key.
+    pub async fn names(&self, prefix: &Path) -> Result<Vec<String>, Error> {
+        let found = self.store.list_with_delimiter(Some(prefix)).await.map_err(failed("list"))?;
+        let mut names: Vec<_> =
+            found.common_prefixes.iter().filter_map(|path| path.filename().map(str::to_owned)).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// Removes an object. One that is not there is success.
+    pub async fn remove(&self, key: &Path) -> Result<(), Error> {
+        match self.store.delete(key).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(failed("remove")(error)),
+        }
+    }
+
+    /// Removes all objects below a key but one.
+    pub async fn remove_below(&self, prefix: &Path, except: Option<&Path>) -> Result<(), Error> {
+        let mut found = self.below(prefix);
+        while let Some(meta) = found.next().await {
+            let meta = meta?;
+            if Some(&meta.location) != except {
+                self.remove(&meta.location).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what killed servers left half-written.
+    pub async fn sweep(&self) -> Result<(), Error> {
+        let root = self.root.clone();
+        tokio::task::spawn_blocking(move || sweep(&root))
+            .await
+            .map_err(io::Error::from)
+            .and_then(|swept| swept)
+            .map_err(|source| Error::System { act: "remove what is half-written".into(), source })
+    }
+}
+
+impl Incoming {
+    /// Takes bytes; waits until they are written, unless they are few.
+    pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
+        self.hasher.update(bytes);
+        self.size_bytes += bytes.len() as u64;
+        self.held.extend_from_slice(bytes);
+        if self.held.len() >= PIECE_BYTES {
+            let piece = self.held.split().freeze();
+            self.upload.put_part(piece.into()).await.map_err(failed("write"))?;
+        }
+        Ok(())
+    }
+
+    /// So many bytes came until now.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The SHA-256 of what came until now.
+    pub fn sha256(&self) -> String {
+        self.hasher.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Has it there, whole.
+    pub async fn finish(mut self) -> Result<(), Error> {
+        let rest = self.held.split().freeze();
+        if !rest.is_empty() {
+            self.upload.put_part(rest.into()).await.map_err(failed("write"))?;
+        }
+        self.upload.complete().await.map(drop).map_err(failed("write"))
+    }
+}
+
+impl Outgoing {
+    /// The next bytes; none at the end.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        self.stream.next().await.transpose().map_err(failed("read"))
+    }
+}
+
+/// A key of these names, each of which is one piece of a path.
+pub(crate) fn key<'a>(names: impl IntoIterator<Item = &'a str>) -> Path {
+    names.into_iter().collect()
+}
+
+/// Whether something failed because the disk is full.
+pub(crate) fn is_full(error: &Error) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        // What wraps another error of the system shows the kind, but not always the source.
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) {
+            return true;
+        }
+        cause = match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            Some(wrapped) => Some(wrapped as &(dyn std::error::Error + 'static)),
+            None => error.source(),
+        };
+    }
+    false
+}
+
+/// When an object was written, in milliseconds since 1970.
+pub(crate) fn written_ms(meta: &ObjectMeta) -> u64 {
+    u64::try_from(meta.last_modified.timestamp_millis()).unwrap_or_default()
+}
+
+fn failed(act: &'static str) -> impl FnOnce(object_store::Error) -> Error {
+    move |error| Error::System { act: format!("{act} a kept object"), source: io::Error::other(error) }
+}
+
+fn sweep(directory: &FsPath) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            sweep(&entry.path())?;
+        } else if entry.file_name().to_string_lossy().contains('#') {
+            let age = SystemTime::now().duration_since(entry.metadata()?.modified()?);
+            if age.is_ok_and(|age| age > ABANDONED_AFTER) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_object_is_there_whole_or_not_at_all_and_half_of_one_is_swept() {
+        let data = tempfile::tempdir().unwrap();
+        let objects = Objects::open(data.path().join("o"), 0).unwrap();
+        let at = key(["p", "s", "7"]);
+        let mut incoming = objects.begin(&at).await.unwrap();
+        incoming.push(&Bytes::from(vec![7; PIECE_BYTES + 1])).await.unwrap();
+        assert!(!objects.has(&at).await.unwrap());
+        drop(incoming);
+        let mut incoming = objects.begin(&at).await.unwrap();
+        incoming.push(&Bytes::from_static(b"whole")).await.unwrap();
+        assert_eq!(incoming.size_bytes(), 5);
+        incoming.finish().await.unwrap();
+        let mut outgoing = objects.read(&at).await.unwrap().unwrap();
+        assert_eq!(outgoing.size_bytes, 5);
+        objects.remove_below(&key(["p"]), None).await.unwrap();
+        assert_eq!(outgoing.next().await.unwrap().unwrap(), &b"whole"[..]);
+        assert!(objects.read(&at).await.unwrap().is_none());
+        let left = data.path().join("o/x#1");
+        fs::write(&left, b"half").unwrap();
+        objects.sweep().await.unwrap();
+        assert!(left.exists(), "somebody may still write it");
+        let old = SystemTime::now() - 2 * ABANDONED_AFTER;
+        fs::File::options().write(true).open(&left).unwrap().set_modified(old).unwrap();
+        objects.sweep().await.unwrap();
+        assert!(!left.exists());
+    }
+
+    #[tokio::test]
+    async fn an_object_of_no_bytes_is_one() {
+        let data = tempfile::tempdir().unwrap();
+        let objects = Objects::open(data.path().join("o"), 0).unwrap();
+        objects.begin(&key(["empty"])).await.unwrap().finish().await.unwrap();
+        assert_eq!(objects.read(&key(["empty"])).await.unwrap().unwrap().size_bytes, 0);
+    }
+
+    #[test]
+    fn a_full_disk_is_known_however_deep_it_is_said() {
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        let wrapped = Error::System { act: "x".into(), source: io::Error::other(io::Error::other(full())) };
+        assert!(is_full(&wrapped));
+        let store = object_store::Error::Generic { store: "x", source: Box::new(full()) };
+        assert!(is_full(&failed("write")(store)));
+        assert!(!is_full(&Error::Protocol("x".into())));
+    }
+}
