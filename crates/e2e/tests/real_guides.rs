@@ -86,6 +86,11 @@ fn the_commands_of_files_work() {
 }
 
 #[test]
+fn the_commands_of_artifacts_work() {
+    run("docs/guides/artifacts.md");
+}
+
+#[test]
 fn the_commands_of_install_as_a_service_work() {
     run("docs/operate/install-as-a-service.md");
 }

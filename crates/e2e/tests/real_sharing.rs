@@ -193,7 +193,7 @@ fn routes(names: &BTreeMap<&str, &str>) -> Vec<(String, String, Option<Value>)> 
     let mut routes = Vec::new();
     for (path, methods) in description["paths"].as_object().unwrap() {
         for method in methods.as_object().unwrap().keys() {
-            let mut filled = path.clone();
+            let mut filled = path.replace("{number}", "0").replace("{name}", "n");
             for (name, value) in names {
                 filled = filled.replace(&format!("{{{name}}}"), value);
             }
