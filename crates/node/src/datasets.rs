@@ -189,13 +189,10 @@ impl Datasets {
         let mut outgoing: Outgoing = outgoing.ok_or_else(|| Error::Request(missing(name)))?;
         let sha256 = Some(placed.dataset.sha256.clone());
         let ask = FileAsk::Write { path: placed.path.clone(), offset: None, mode: None, sha256 };
-        let told = |error: Error| match error {
-            Error::Guest(error) => Error::Request(api::Error {
-                message: format!("dataset {name:?} cannot be put in: {}", error.message),
-                ran: Ran::No,
-                ..error
-            }),
-            error => error,
+        let told = |error: Error| {
+            let Error::Guest(error) = error else { return error };
+            let message = format!("dataset {name:?} cannot be put in: {}", error.message);
+            Error::Request(api::Error { message, ran: Ran::No, ..error })
         };
         let mut writing = files.write(ask).await.map_err(told)?;
         while let Some(bytes) = outgoing.next().await? {

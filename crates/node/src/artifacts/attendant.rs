@@ -105,10 +105,7 @@ impl Attendant {
             Waited::Ended | Waited::Cut => self.collect(wanted, &mut artifacts).await,
         };
         if let Err(error) = collected {
-            artifacts.error = Some(match error {
-                Error::Lost(_) => gone(),
-                error => error.to_api(),
-            });
+            artifacts.error = Some(if matches!(error, Error::Lost(_)) { gone() } else { error.to_api() });
         } else if is_cut {
             artifacts.error = Some(still_running());
         }

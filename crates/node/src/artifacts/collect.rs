@@ -111,10 +111,12 @@ impl Fetch<'_> {
                 Ok(Fetched::Left(why)) => return Ok(Err(why)),
                 Ok(Fetched::Changed) => {}
                 Err(error @ Error::Lost(_)) => return Err(error),
-                Err(error) => match error.to_api().code {
-                    ErrorCode::NotFound | ErrorCode::NotRegular | ErrorCode::Conflict => {}
-                    _ => return Ok(Err(Why::Unreadable)),
-                },
+                Err(error) => {
+                    let moved = [ErrorCode::NotFound, ErrorCode::NotRegular, ErrorCode::Conflict];
+                    if !moved.contains(&error.to_api().code) {
+                        return Ok(Err(Why::Unreadable));
+                    }
+                }
             }
         }
         Ok(Err(Why::Changing))
