@@ -194,7 +194,8 @@ fn an_archive_on_which_readers_disagree_is_refused() {
 #[test]
 fn marks_of_other_file_systems_are_only_names() {
     each(async |ground| {
-        let pax = b"45 SCHILY.xattr.trusted.overlay.redirect=/etc\n";
+        let pax = b"46 SCHILY.xattr.trusted.overlay.redirect=/etc\n";
+        assert_eq!(pax.len(), 46);
         let bytes = archive(&[
             entry(b"pax", EntryType::XHeader, b"", pax),
             entry(b"d/", EntryType::Directory, b"", b""),

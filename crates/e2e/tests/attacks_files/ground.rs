@@ -15,6 +15,8 @@ pub(crate) struct Ground {
     pub(crate) sandbox: SandboxId,
     pub(crate) files: Files,
     pub(crate) tier: &'static str,
+    /// What was asked for.
+    pub(crate) request: CreateSandbox,
 }
 
 /// Runs an attack on a sandbox in each tier that this machine has.
@@ -31,9 +33,10 @@ pub(crate) fn each_with(request: &CreateSandbox, attack: impl AsyncFn(&Ground)) 
             }
             let service = Service::start();
             let client = service.client();
-            let sandbox = client.create(&CreateSandbox { tier, ..request.clone() }).await.unwrap().id;
+            let request = CreateSandbox { tier, ..request.clone() };
+            let sandbox = client.create(&request).await.unwrap().id;
             let files = client.files(&sandbox);
-            let ground = Ground { service, client, sandbox, files, tier: runtime };
+            let ground = Ground { service, client, sandbox, files, tier: runtime, request };
             attack(&ground).await;
             ground.recovers().await;
             ground.client.stop(&ground.sandbox).await.unwrap();

@@ -84,9 +84,9 @@ fn every_name_comes_back_exactly_and_none_reaches_a_terminal() {
         assert!(names.iter().any(|name| name.contains(&0x1b)));
         for words in [&["ls", "-l"][..], &["ls"]] {
             let [command, options @ ..] = words else { unreachable!() };
-            let target = format!("{}:/workspace/n", ground.sandbox);
+            let place = [ground.sandbox.as_str(), "/workspace/n"];
             let arguments: Vec<&str> =
-                [*command].into_iter().chain(options.iter().copied()).chain([target.as_str()]).collect();
+                [*command].into_iter().chain(options.iter().copied()).chain(place).collect();
             let output = ground.service.command(&arguments).output().unwrap();
             assert!(output.status.success(), "{output:?}");
             let text = String::from_utf8_lossy(&output.stdout);

@@ -71,7 +71,7 @@ fn a_file_of_holes_is_streamed_within_bounds_and_let_go_at_once() {
         drop(reader);
         let begun = Instant::now();
         while ground
-            .run("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'guest files' || true")
+            .run("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'guest file[s]' || true")
             .await
             != "0"
         {

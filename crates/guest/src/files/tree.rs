@@ -34,14 +34,7 @@ pub fn make(path: &[u8]) -> Result<u64, Error> {
 /// Gives a thing another name, on another file system too.
 pub fn rename(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
     let (source, target) = (Place::find(from)?, Place::find_or_make(to)?);
-    let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
-    let renamed = rustix::fs::renameat_with(
-        &source.parent,
-        source.name.as_slice(),
-        &target.parent,
-        target.name.as_slice(),
-        flags,
-    );
+    let renamed = place(&source.parent, &source.name, &target, replace);
     match renamed {
         Ok(()) => Ok(1),
         Err(Errno::XDEV) => {
@@ -80,15 +73,7 @@ pub fn copy(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error>
     let name = target.beside()?;
     let copied = clone(&source.parent, &source.name, &target.parent, &name, (&source.path, 0));
     let placed = copied.and_then(|count| {
-        let flags = RenameFlags::NOREPLACE;
-        rustix::fs::renameat_with(
-            &target.parent,
-            name.as_slice(),
-            &target.parent,
-            target.name.as_slice(),
-            flags,
-        )
-        .map_err(|errno| failed("make", &target.path, errno))?;
+        place(&target.parent, &name, &target, false).map_err(|errno| failed("make", &target.path, errno))?;
         Ok(count)
     });
     if placed.is_err() {
@@ -221,6 +206,23 @@ fn refuse_inside(source: &Place, target: &Place) -> Result<(), Error> {
         above = next;
     }
     Err(too_deep(&target.path))
+}
+
+/// Gives a thing the name of a place, which must be free unless it may be replaced.
+fn place(parent: &OwnedFd, name: &[u8], target: &Place, replace: bool) -> Result<(), Errno> {
+    let rename =
+        |flags| rustix::fs::renameat_with(parent, name, &target.parent, target.name.as_slice(), flags);
+    if replace {
+        return rename(RenameFlags::empty());
+    }
+    match rename(RenameFlags::NOREPLACE) {
+        // gVisor's disks do not know it: looking first is the next best.
+        Err(Errno::INVAL | Errno::NOSYS) => match target.stat() {
+            Ok(_) => Err(Errno::EXIST),
+            Err(_) => rename(RenameFlags::empty()),
+        },
+        renamed => renamed,
+    }
 }
 
 fn batch(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {

@@ -11,16 +11,16 @@ const SHOWN_BYTES: usize = 256;
 /// An entry that no layer may have.
 pub fn refused(name: &[u8], why: impl Display) -> Error {
     Error::invalid(
-        format!("entry {:?} of the layer {}", shown(name), tame(&why)),
-        "Make the image again without this entry, or with another tool.",
+        format!("entry {:?} of the archive {}", shown(name), tame(&why)),
+        "Make the archive or the image again without this entry, or with another tool.",
     )
 }
 
 /// Something that is no layer at all.
 pub fn broken(why: impl Display) -> Error {
     Error::invalid(
-        format!("the layer cannot be read: {}", tame(&why)),
-        "Export the image again; if that does not help, make it with another tool.",
+        format!("the archive cannot be read: {}", tame(&why)),
+        "Make the archive, or export the image, again; if that does not help, use another tool.",
     )
 }
 

@@ -149,11 +149,11 @@ impl<R: Read> Source<R> {
         self.hasher.update(bytes);
         self.given += bytes.len() as u64;
         if self.given > LAYER_BYTES_MAX {
-            return Err(over("the layer is larger than it may be", format!("{LAYER_BYTES_MAX} bytes")));
+            return Err(over("the archive is larger than it may be", format!("{LAYER_BYTES_MAX} bytes")));
         }
         if self.given > RATIO_AFTER_BYTES && self.given / self.taken.get().max(1) > RATIO_MAX {
             let message = format!(
-                "{} bytes of the layer became {}, a ratio above what is allowed",
+                "{} bytes of the archive became {}, a ratio above what is allowed",
                 self.taken.get(),
                 self.given
             );
@@ -213,7 +213,7 @@ impl<R: Read> Frames<R> {
                     }
                 }
                 Err(FrameDecoderError::WindowSizeTooBig { requested, .. }) => {
-                    let message = format!("a Zstandard window of the layer has {requested} bytes");
+                    let message = format!("a Zstandard window of the archive has {requested} bytes");
                     return Err(self.fault.raise(over(message, WINDOW_BYTES_MAX)));
                 }
                 Err(error) => return Err(io::Error::other(error.to_string())),
