@@ -36,6 +36,7 @@ use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use api::exec::{ExecSpec, Stream};
 use api::{Error, ErrorCode, Layer, Ran, Retry};
@@ -52,6 +53,8 @@ use crate::watched::Watched;
 
 /// What becomes the process that serves a request.
 const WORKER: [&str; 2] = ["/.belljar/guest", "files"];
+/// How long a process whose request is gone has to end by itself.
+const GRACE: Duration = Duration::from_secs(2);
 /// One read of an answer: as much as one frame of the connection carries.
 const CHUNK_BYTES: usize = 256 * 1024;
 
@@ -123,7 +126,11 @@ impl Drop for Answer {
         self.asking.abort();
         if !self.ended {
             let group = self.assistant.group();
-            tokio::task::spawn_local(async move { sweep::kill(Whom::Group(group)).await });
+            // Its pipes are closed, which ends it between two writes; a kill could leave one half-done.
+            tokio::task::spawn_local(async move {
+                tokio::time::sleep(GRACE).await;
+                sweep::kill(Whom::Group(group)).await;
+            });
         }
     }
 }

@@ -5,10 +5,11 @@
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use api::Error;
 use api::files::{EDIT_BYTES_MAX, FileAnswer, FileEnd, FilePath, READ_BYTES_MAX};
-use rustix::fs::{AtFlags, Mode, OFlags, Stat};
+use api::{Error, Retry};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
@@ -19,6 +20,9 @@ use super::worker::unheard;
 
 /// One read or write of a file.
 const CHUNK_BYTES: usize = 256 * 1024;
+/// How long one who writes on a file waits for another to end.
+const ALONE_LOOKS: u32 = 500;
+const ALONE_LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The permissions of a new file.
 const MODE: u32 = 0o644;
 
@@ -114,7 +118,9 @@ pub fn write_on(
             Err(errno) => return Err(failed("make", &place.path, errno)),
         }
     }
-    let (file, stat) = place.open(OFlags::RDWR)?;
+    let (file, _) = place.open(OFlags::RDWR)?;
+    alone(&file, &place)?;
+    let stat = rustix::fs::fstat(&file).map_err(fault("look at")).map_err(tell)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     if size < offset {
         return Err(conflict(
@@ -134,6 +140,24 @@ pub fn write_on(
     let sha256 = if offset == 0 { hex(hasher) } else { digest(&file, &place.path)? };
     verify(&place, wanted, &sha256)?;
     Ok(FileAnswer::Whole { info: describe(&place.path, &stat), sha256 })
+}
+
+/// Waits until nobody else writes on a file: a request that broke off may still be putting down what had arrived.
+fn alone(file: &OwnedFd, place: &Place) -> Result<(), Error> {
+    for _ in 0..ALONE_LOOKS {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::AGAIN) => std::thread::sleep(ALONE_LOOK_EVERY),
+            Err(errno) => return Err(failed("lock", &place.path, errno)),
+        }
+    }
+    Err(Error {
+        retry: Retry::Safe,
+        ..conflict(
+            format!("{} is being written on by another request", show(&place.path)),
+            "Ask again when that one is done, or write to another name.",
+        )
+    })
 }
 
 /// Hashes a whole file.
