@@ -168,6 +168,6 @@ fn none(text: &str) -> Error {
     let shown: String = text.chars().take(2 * api::id::ID_BYTES_MAX).collect();
     Error {
         fix: "Start the exec with `artifacts`, and ask before their time is over.".into(),
-        ..Error::not_found(format!("nothing is kept of {shown:?}"))
+        ..Error::not_found(format!("no artifacts are kept of {shown:?}"))
     }
 }

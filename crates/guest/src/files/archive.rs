@@ -21,7 +21,7 @@ use tar::{Archive, Builder, EntryType, Header};
 use super::content::take;
 use super::failure::{conflict, failed, failed_io, show};
 use super::parts::{self, Outlet, Sent};
-use super::place::{DIRECTORY, Place, join, kind, version};
+use super::place::{Place, enter, join, kind, version};
 use super::worker::unheard;
 use crate::layer::{Ahead, Entry, Fault, Kind, Source, broken};
 
@@ -321,11 +321,6 @@ fn clear(parent: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(), Error> {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(failed("replace", path, errno)),
     }
-}
-
-/// Opens a directory by its name; a symlink is none.
-fn enter(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
-    rustix::fs::openat(parent, name, DIRECTORY.difference(OFlags::PATH) | OFlags::RDONLY, Mode::empty())
 }
 
 fn header(stat: &Stat) -> Header {

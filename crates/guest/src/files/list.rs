@@ -11,7 +11,7 @@ use api::files::{FileAnswer, FileInfo, FileKind, FilePath};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 
 use super::failure::{conflict, failed, show};
-use super::place::{DIRECTORY, Place, describe, join, kind, target, unseen};
+use super::place::{Place, describe, enter, join, kind, target, unseen};
 
 /// A page ends when its paths have so many bytes, however few they are: it must fit a body, escaped.
 const PAGE_BYTES_MAX: usize = 1 << 20;
@@ -129,8 +129,7 @@ impl Page {
         if depth <= 1 {
             return;
         }
-        let flags = DIRECTORY.difference(OFlags::PATH) | OFlags::RDONLY | OFlags::NONBLOCK;
-        let opened = rustix::fs::openat(parent, name, flags, Mode::empty());
+        let opened = enter(parent, name);
         let listed = opened.and_then(|inside| self.fill(&inside, path, depth - 1, after));
         if let (Err(errno), Some(last)) = (listed, self.items.last_mut())
             && last.error.is_none()

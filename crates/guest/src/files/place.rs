@@ -176,6 +176,20 @@ pub fn target(parent: &OwnedFd, name: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(target.as_bytes()).into_owned())
 }
 
+/// Opens a directory by its name; a symlink is none. gVisor follows one that is opened as a directory, whatever the flags say, so
+/// what was opened must be what was seen.
+pub fn enter(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+    let seen = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if kind(&seen) != FileKind::Directory {
+        return Err(Errno::NOTDIR);
+    }
+    let flags = DIRECTORY.difference(OFlags::PATH) | OFlags::RDONLY | OFlags::NONBLOCK;
+    let directory = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+    let opened = rustix::fs::fstat(&directory)?;
+    let same = (opened.st_dev, opened.st_ino) == (seen.st_dev, seen.st_ino);
+    if same { Ok(directory) } else { Err(Errno::NOTDIR) }
+}
+
 /// A name below a path.
 pub fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     let path = path.strip_suffix(b"/").unwrap_or(path);

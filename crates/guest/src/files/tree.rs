@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::content::{Fresh, take};
 use super::failure::{conflict, failed, show};
-use super::place::{DIRECTORY, Place, join, kind, too_deep};
+use super::place::{DIRECTORY, Place, enter, join, kind, too_deep};
 
 /// Names of a directory that are removed before it is read again: a million of them are never held at once.
 const BATCH: usize = 4096;
@@ -124,8 +124,7 @@ fn clear(parent: &OwnedFd, name: &[u8], at: (&[u8], u32)) -> Result<u64, Error> 
     if depth >= DEPTH_MAX {
         return Err(too_deep(path));
     }
-    let flags = DIRECTORY.difference(OFlags::PATH) | OFlags::RDONLY;
-    let directory = match rustix::fs::openat(parent, name, flags, Mode::empty()) {
+    let directory = match enter(parent, name) {
         Err(Errno::NOENT) => return Ok(0),
         directory => directory.map_err(fault)?,
     };
@@ -166,8 +165,7 @@ fn clone(parent: &OwnedFd, name: &[u8], to: &OwnedFd, new: &[u8], at: (&[u8], u3
         }
         FileKind::Directory if depth >= DEPTH_MAX => Err(too_deep(path)),
         FileKind::Directory => {
-            let flags = DIRECTORY.difference(OFlags::PATH) | OFlags::RDONLY;
-            let directory = rustix::fs::openat(parent, name, flags, Mode::empty()).map_err(fault)?;
+            let directory = enter(parent, name).map_err(fault)?;
             rustix::fs::mkdirat(to, new, Mode::from_raw_mode(stat.st_mode & 0o777 | 0o700)).map_err(fault)?;
             let copy = rustix::fs::openat(to, new, DIRECTORY, Mode::empty()).map_err(fault)?;
             let mut count = 1;
