@@ -193,7 +193,7 @@ fn routes(names: &BTreeMap<&str, &str>) -> Vec<(String, String, Option<Value>)> 
     let mut routes = Vec::new();
     for (path, methods) in description["paths"].as_object().unwrap() {
         for method in methods.as_object().unwrap().keys() {
-            let mut filled = path.replace("{number}", "0").replace("{name}", "n");
+            let mut filled = path.replace("{number}", "0").replace("{name}", "n").replace("{port}", "80");
             for (name, value) in names {
                 filled = filled.replace(&format!("{{{name}}}"), value);
             }
@@ -201,12 +201,17 @@ fn routes(names: &BTreeMap<&str, &str>) -> Vec<(String, String, Option<Value>)> 
             let query = match last {
                 "read" => "?stdout=0&stderr=0",
                 "stdin" => "?offset=0",
+                "files" | "list" | "content" | "hash" | "make" | "watch" | "edit" | "archive" => "?path=x",
+                "move" | "copy" => "?from=x&to=y",
                 _ => "",
             };
             let body = match (method.as_str(), last) {
                 ("post", "execs") => command(&script("true")),
                 ("post", "signal") => json!({ "signal": 9 }),
                 ("put", "lease") => json!({ "idle_ms": 1000 }),
+                ("put", "size") => json!({ "cols": 80, "rows": 24 }),
+                ("put", "{port}") => json!({ "public": true }),
+                ("post", "edit") => json!({ "old": "a", "new": "b" }),
                 ("post", "sandboxes") => sandbox(&small()),
                 ("put", "drain") => json!({ "draining": true }),
                 ("post", "keys") => json!({ "project": "default", "role": "admin" }),
