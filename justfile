@@ -3,13 +3,16 @@
 # Tests that isolate need root; everything is built as whoever calls, and only the test program is run by sudo.
 as_root := if `id -u` == "0" { "" } else { "CARGO_TARGET_" + uppercase(arch()) + "_UNKNOWN_LINUX_GNU_RUNNER=\"sudo -E\"" }
 sudo := if `id -u` == "0" { "" } else { "sudo -E " }
-release := env("CARGO_TARGET_DIR", justfile_directory() / "target") / "release"
-real := "BELLJAR_REAL=1 BELLJAR_BINARY=" + release / "belljar" + " " + as_root
-# Those that need no runtime are built quickly for a person, and together with the others for CI.
-profile := env("BELLJAR_PROFILE", "dev")
+target := env("CARGO_TARGET_DIR", justfile_directory() / "target")
+# What is built quickly, for tests that need no runtime. CI has them built together with the others: `just profile=tried test`.
+profile := "dev"
+# What is measured. CI measures what it has built already: `just measured=tried bench --quick`.
+measured := "release"
 # Always the whole workspace: with another selection of packages their features differ, and everything is built again. The
 # tests of `cli` bring the executable with them.
-tests := "cargo test --workspace --release --locked --no-fail-fast"
+tests := "cargo test --workspace --locked --no-fail-fast --profile"
+real := "BELLJAR_REAL=1 BELLJAR_BINARY=" + target / "tried/belljar" + " " + as_root + " " + tests + " tried"
+soaked := "BELLJAR_REAL=1 BELLJAR_BINARY=" + target / "release/belljar" + " " + as_root + " " + tests + " release"
 
 [private]
 default:
@@ -34,24 +37,24 @@ test *args:
 
 # The tests that start real sandboxes, one at a time: the laws of the runtimes, and targets named real_*
 real *args:
-    @scripts/steps real '{{real}} {{tests}} --test "real_*" {{args}} -- --test-threads=1 --nocapture'
+    @scripts/steps real '{{real}} --test "real_*" {{args}} -- --test-threads=1 --nocapture'
 
 # Every attack of attacks/, each with its positive control
 attacks *args:
-    @scripts/steps attacks '{{tests}} --no-run --test real_cli && {{real}} {{tests}} --test "attacks*" {{args}} -- --test-threads=1 --nocapture'
+    @scripts/steps attacks '{{tests}} tried --no-run --test real_cli && {{real}} --test "attacks*" {{args}} -- --test-threads=1 --nocapture'
 
 # Times and sizes, side by side with bare processes, bwrap and plain runc
 bench *args:
-    @{{tests}} --no-run --test "real_*"
-    @{{sudo}}env BELLJAR_BINARY={{release}}/belljar {{release}}/bench {{args}}
+    @{{tests}} {{measured}} --no-run --test "real_*"
+    @{{sudo}}env BELLJAR_BINARY={{target}}/{{measured}}/belljar {{target}}/{{measured}}/bench {{args}}
 
 # A server killed again and again, and sandboxes that come and go, in full size: `just soak kills=50 cycles=100` for less
 soak *sizes:
-    @{{tests}} --no-run --test "real_*"
+    @{{tests}} release --no-run --test "real_*"
     @env kills=200 cycles=1000 {{sizes}} scripts/steps \
-        kills 'BELLJAR_KILLS=$kills {{real}} {{tests}} --test real_service -- --test-threads=1 --nocapture' \
-        cycles 'BELLJAR_CYCLES=$cycles {{real}} {{tests}} --test real_cycles -- --test-threads=1 --nocapture' \
-        sharing 'BELLJAR_CROWD=$cycles {{real}} {{tests}} --test real_sharing -- --test-threads=1 --nocapture'
+        kills 'BELLJAR_KILLS=$kills {{soaked}} --test real_service -- --test-threads=1 --nocapture' \
+        cycles 'BELLJAR_CYCLES=$cycles {{soaked}} --test real_cycles -- --test-threads=1 --nocapture' \
+        sharing 'BELLJAR_CROWD=$cycles {{soaked}} --test real_sharing -- --test-threads=1 --nocapture'
 
 # The README's commands, literally, in a fresh Debian
 first-minute *args:

@@ -197,8 +197,13 @@ fn an_exec_that_was_to_end_with_its_reader_does_and_another_does_not() {
             info.outcome == Some(Outcome::Cancelled) && info.processes == 0
         })
         .await;
-        let other = client.exec_info(&id, &names[1]).await.unwrap();
-        assert!(other.outcome.is_none() && other.processes >= 2, "{other:?}");
+        // The other has only just begun.
+        until(promised(5), "both processes of the other", async || {
+            let other = client.exec_info(&id, &names[1]).await.unwrap();
+            assert!(other.outcome.is_none(), "{other:?}");
+            other.processes >= 2
+        })
+        .await;
     });
 }
 

@@ -102,10 +102,10 @@ impl Link {
 
     /// Waits until the sandbox has ended, and says why.
     pub async fn ended(&self) -> LostCause {
-        let mut state = self.state.clone();
-        match state.wait_for(|state| matches!(state, State::Ended(_))).await.as_deref() {
-            Ok(State::Ended(cause)) => *cause,
-            Ok(State::Waiting | State::Live { .. }) | Err(_) => LostCause::Died,
+        loop {
+            if let State::Ended(cause) = self.reach(|state| matches!(state, State::Ended(_))).await {
+                return cause;
+            }
         }
     }
 
@@ -219,21 +219,29 @@ impl Link {
 
     /// A live connection newer than `last`.
     async fn live(&self, last: u64, deadline: Instant, within: Duration) -> Result<(Sender, u64), Error> {
-        let mut state = self.state.clone();
-        let wanted = state.wait_for(|state| match state {
+        let wanted = self.reach(|state| match state {
             State::Waiting => false,
             State::Live { generation, .. } => *generation > last,
             State::Ended(_) => true,
         });
-        let state = match timeout_at(deadline, wanted).await {
-            Err(_) => return Err(Error::Deadline { what: "a connection to the guest", after: within }),
-            Ok(Err(_)) => return Err(Error::Lost(LostCause::Died)),
-            Ok(Ok(state)) => state.clone(),
+        let Ok(state) = timeout_at(deadline, wanted).await else {
+            return Err(Error::Deadline { what: "a connection to the guest", after: within });
         };
         match state {
             State::Live { sender, generation } => Ok((sender, generation)),
             State::Ended(cause) => Err(Error::Lost(cause)),
             State::Waiting => Err(Error::Lost(LostCause::Died)),
+        }
+    }
+
+    /// Waits for such a state. Whoever would tell of it ends with this process, as it does with a server that stops; the sandbox
+    /// does not, and then nothing is ever told of it here.
+    async fn reach(&self, wanted: impl FnMut(&State) -> bool) -> State {
+        let mut state = self.state.clone();
+        let reached = state.wait_for(wanted).await.map(|state| state.clone());
+        match reached {
+            Ok(state) => state,
+            Err(_) => std::future::pending().await,
         }
     }
 }
@@ -286,14 +294,21 @@ async fn mourn(
     state: Arc<watch::Sender<State>>,
     stopping: watch::Receiver<Option<LostCause>>,
 ) {
-    let exit = runtime.wait(&id).await;
+    let exit = loop {
+        match runtime.wait(&id).await {
+            // Only those are an end. A machine without descriptors, say, cannot tell and must not be taken to have told.
+            Ok(exit) => break exit,
+            Err(runtime::Error::NotFound(_) | runtime::Error::Ended(_)) => break Exit::Unknown,
+            Err(_) => tokio::time::sleep(TAKE_AGAIN).await,
+        }
+    };
     let struck = runtime.usage(&id).await.is_ok_and(|usage| usage.oom_kills > 0);
     let wanted = *stopping.borrow();
     let cause = match exit {
         _ if wanted.is_some() => wanted.unwrap_or(LostCause::Stopped),
-        Ok(Exit::Exited(code)) if code == i32::from(GUEST_EXPIRED) => LostCause::Expired,
+        Exit::Exited(code) if code == i32::from(GUEST_EXPIRED) => LostCause::Expired,
         _ if struck && runtime.tier() == runtime::Tier::UserKernel => LostCause::Oom,
-        _ => LostCause::Died,
+        Exit::Exited(_) | Exit::Signaled(_) | Exit::Unknown => LostCause::Died,
     };
     state.send_replace(State::Ended(cause));
 }
@@ -340,5 +355,21 @@ async fn body(response: Response<Incoming>, deadline: Instant, within: Duration)
             Err(Error::Protocol("an answer is longer than any may be".into()))
         }
         Ok(Err(_broken)) => Err(Error::Lost(LostCause::Died)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that stops ends its tasks in any order, those that watch sandboxes among them.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_stops_has_not_seen_its_sandboxes_die() {
+        let (_, state) = watch::channel(State::Waiting);
+        let done = || tokio::spawn(std::future::ready(()));
+        let link = Link { state, stopping: Arc::new(watch::Sender::new(None)), tasks: [done(), done()] };
+        let within = Duration::from_secs(5);
+        assert!(tokio::time::timeout(within, link.ended()).await.is_err());
+        assert!(matches!(link.ready(within).await, Err(Error::Deadline { .. })));
     }
 }

@@ -362,6 +362,23 @@ async fn a_guest_that_is_slow_to_dial_again_keeps_its_sandbox_and_holds_up_no_st
     node.call(&id("slow")).unwrap().exec(&exec_id(), exec(&["true"])).await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_cannot_tell_whether_a_sandbox_lives_has_not_told_that_it_died() {
+    let mut place = Place::new();
+    let node = place.node().await;
+    node.create(&id("a"), &order()).await.unwrap();
+    place.kill(node);
+    place.sim.faults(|faults| faults.wait_errors = 5);
+    let node = place.node().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(place.sim.faults(|faults| faults.wait_errors), 0, "it was asked");
+    assert_eq!(node.find(&id("a")).unwrap().state, SandboxState::Running);
+    // What is known in the end is known.
+    place.sim.kill(&id("a"), Exit::Exited(1)).unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(node.find(&id("a")).unwrap().reason, Some(EndReason::Died));
+}
+
 #[tokio::test]
 async fn a_deadline_that_the_guest_kept_costs_no_sandbox() {
     let place = Place::new();

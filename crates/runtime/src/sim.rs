@@ -204,7 +204,13 @@ impl Runtime for Sim {
     }
 
     async fn wait(&self, id: &SandboxId) -> Result<Exit, Error> {
-        self.check("wait")?;
+        if self.process.is_gone() {
+            return pending().await;
+        }
+        if self.faults(Faults::fails_wait) {
+            let source = std::io::Error::from_raw_os_error(libc::EMFILE);
+            return Err(Error::System { act: "wait for a simulated process".into(), source });
+        }
         let (guest, is_made) = self.world.see(id, |sandbox| (Arc::clone(&sandbox.guest), sandbox.is_made))?;
         // There is no process 1 yet whose end somebody could see.
         if !is_made {

@@ -8,11 +8,9 @@ use api::dataset::{Dataset, check_name};
 use api::server::Page;
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
-use http_body_util::BodyExt as _;
-use tokio::time::timeout;
+use axum::http::StatusCode;
 
-use super::files::flow::{IDLE_MAX, promised, refuse, silent};
+use super::files::flow::{Coming, promised};
 use crate::audit::Act;
 use crate::caller::{At, Caller};
 use crate::fault::Answer;
@@ -29,26 +27,15 @@ pub async fn put(
 ) -> Answer<Json<Dataset>> {
     caller.require(Role::Write)?;
     check_name(&name)?;
-    if request.headers().contains_key(header::CONTENT_ENCODING) {
-        return Err(Error::invalid("the body is packed", "Send it without content-encoding.").into());
-    }
     let sha256 = promised(request.headers())?;
+    let mut coming = Coming::of(request)?;
     let _place = place(&caller.share)?;
     platform.note(&caller, Act::DatasetPut, |entry| entry.detail(&name));
     let (project, quota) = (&caller.key.project, caller.quota.disk_bytes);
     let mut putting = platform.node.datasets().begin(project, &name, sha256, quota).await?;
-    let mut body = request.into_body();
-    loop {
-        let bytes = match timeout(IDLE_MAX, body.frame()).await {
-            Ok(None) => break,
-            Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
-            Ok(Some(Err(_))) => {
-                return Err(Error::invalid("the body broke off", "Send the request again.").into());
-            }
-            Err(_) => return Err(silent().into()),
-        };
+    while let Some(bytes) = coming.next().await? {
         if let Err(error) = putting.push(&bytes).await {
-            return Err(refuse(body, error).await);
+            return Err(coming.refuse(error).await);
         }
     }
     Ok(Json(putting.finish().await?))

@@ -32,6 +32,7 @@ use crate::caller::{At, Caller, Sent};
 use crate::fault::Answer;
 use crate::output::place;
 use crate::platform::Platform;
+use flow::{Coming, Held};
 use query::Query;
 
 /// What is at a path. A symlink is not followed.
@@ -180,6 +181,29 @@ impl Change {
             return Err(unlike(&answer));
         };
         Ok(Json(Counted { count }))
+    }
+
+    /// Has it done with the body of a request. It breaks off where the body does.
+    async fn take_in(
+        self,
+        caller: &Caller,
+        platform: Arc<Platform>,
+        named: &str,
+        mut coming: Coming,
+    ) -> Answer<FileAnswer> {
+        caller.require(Role::Write)?;
+        let Self { act, detail, ask } = self;
+        ask.check()?;
+        let place = place(&caller.share)?;
+        let call = noted(caller, &platform, named, act, &detail).await?;
+        let held = Held::new(platform, call, place);
+        let mut writing = held.call().files().write(ask).await?;
+        while let Some(bytes) = coming.next().await? {
+            if let Err(error) = writing.push(bytes).await {
+                return Err(coming.refuse(error).await);
+            }
+        }
+        Ok(writing.finish().await?)
     }
 }
 

@@ -19,8 +19,11 @@ const ACT: &str = "be made";
 
 /// Makes a store under another name and renames it when it is whole, so that a file by the store's own name always is one.
 pub(super) async fn create_if_missing(path: &Path) -> Result<(), Error> {
-    if path.try_exists().map_err(io_failed)? {
-        return Ok(());
+    match fs::metadata(path) {
+        Ok(found) if found.is_file() => return Ok(()),
+        Ok(_) => return Err(Error::Damaged(format!("{} is not a file", path.display()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(io_failed(error)),
     }
     if beside(path, "-wal").try_exists().map_err(io_failed)? {
         return Err(Error::Damaged(format!("{} is gone, and its write-ahead log is there", path.display())));

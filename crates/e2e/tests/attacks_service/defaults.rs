@@ -41,7 +41,12 @@ fn nothing_is_done_for_whoever_has_no_key() {
         let service = Service::start();
         let mut refused = 0;
         for (method, path) in operations() {
-            let none = ask(&service, &method, &path, &[], b"");
+            let mut none = ask(&service, &method, &path, &[], b"");
+            // Whoever has none may not ask often either, and there are many operations.
+            while none.status == 429 {
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                none = ask(&service, &method, &path, &[], b"");
+            }
             if OPEN.contains(&path.as_str()) {
                 assert!([200, 503].contains(&none.status), "{path}: {none:?}");
                 continue;

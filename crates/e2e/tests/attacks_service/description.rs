@@ -106,9 +106,11 @@ fn arguments(description: &Path, url: &str, seconds: &str) -> Vec<String> {
         "off",
         "--suppress-health-check",
         "all",
-        // One has no end, the other would stop everybody's work.
+        // Two have no end, the third would stop everybody's work.
         "--exclude-path",
         "/v1/events",
+        "--exclude-path",
+        "/v1/sandboxes/{sandbox}/files/watch",
         "--exclude-path",
         "/v1/node/drain",
     ];
@@ -137,6 +139,13 @@ fn aimed(sandbox: &Value, exec: &Value) -> Value {
     let mut description: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     for (path, methods) in description["paths"].as_object_mut().unwrap() {
         for (method, operation) in methods.as_object_mut().unwrap() {
+            // The fuzzer makes no archives; bytes are what it can make.
+            if let Some(content) =
+                operation.pointer_mut("/requestBody/content").and_then(Value::as_object_mut)
+                && let Some(archive) = content.remove("application/x-tar")
+            {
+                content.insert("application/octet-stream".into(), archive);
+            }
             let Some(Value::Array(parameters)) = operation.get_mut("parameters") else { continue };
             for parameter in parameters.iter_mut().filter(|one| one["in"] == "path") {
                 // Whoever ends it leaves nothing to try the rest on.

@@ -16,6 +16,8 @@ pub struct Faults {
     /// How many stops of known sandboxes fail with [`crate::Error::System`] after process 1 was killed: a cgroup that
     /// stays busy. The sandbox stays listed, dead, until a stop succeeds.
     pub stop_errors: u32,
+    /// How many waits for an end fail with [`crate::Error::System`]: a machine without descriptors.
+    pub wait_errors: u32,
     /// Guests do not dial, those of connections that break included: a guest that hangs before its first word.
     pub silent_guest: bool,
     /// What [`crate::Runtime::posture`] finds wrong with every sandbox: a host whose isolation is not what was promised.
@@ -34,6 +36,11 @@ impl Faults {
     /// Whether this start finds no room.
     pub(super) fn fills_start(&mut self) -> bool {
         spend(&mut self.full_starts)
+    }
+
+    /// Whether this wait fails.
+    pub(super) fn fails_wait(&mut self) -> bool {
+        spend(&mut self.wait_errors)
     }
 
     /// Whether this stop fails.

@@ -11,8 +11,9 @@ use axum::extract::{Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
+use super::Change;
 use super::content::attachment;
-use super::flow::{Held, inward, outward};
+use super::flow::{Coming, Held, outward};
 use super::query::Query;
 use crate::audit::Act;
 use crate::caller::{At, Caller};
@@ -59,14 +60,12 @@ pub async fn unpack(
     mut query: Query,
     request: Request,
 ) -> Answer<Json<ArchiveReport>> {
-    caller.require(Role::Write)?;
     let (path, compression) = (query.path("path")?, query.compression()?);
     query.end()?;
-    let place = place(&caller.share)?;
-    let call = super::noted(&caller, &platform, &named, Act::FileUnpack, &path.encode()).await?;
-    let held = Held::new(Arc::clone(&platform), call, place);
-    let writing = held.call().files().write(FileAsk::Unpack { path, compression }).await?;
-    let answer = inward(writing, request).await?;
+    let coming = Coming::of(request)?;
+    let (detail, ask) = (path.encode(), FileAsk::Unpack { path, compression });
+    let change = Change { act: Act::FileUnpack, detail, ask };
+    let answer = change.take_in(&caller, platform, &named, coming).await?;
     let FileAnswer::Unpacked { report } = answer else { return Err(super::unlike(&answer)) };
     Ok(Json(report))
 }

@@ -14,7 +14,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use node::Call;
 
-use super::flow::{Held, inward, outward, promised, reads_trailers};
+use super::Change;
+use super::flow::{Coming, Held, outward, promised, reads_trailers};
 use super::query::Query;
 use crate::audit::Act;
 use crate::caller::{At, Caller};
@@ -90,18 +91,14 @@ pub async fn write(
     mut query: Query,
     request: Request,
 ) -> Answer<Json<HashedFile>> {
-    caller.require(Role::Write)?;
     let (path, offset, mode) = (query.path("path")?, query.number("offset")?, query.mode("mode")?);
     query.end()?;
     let sha256 = promised(request.headers())?;
+    let coming = Coming::of(request)?;
     let detail = path.encode();
     let ask = FileAsk::Write { path, offset, mode, sha256 };
-    ask.check()?;
-    let place = place(&caller.share)?;
-    let call = super::noted(&caller, &platform, &named, Act::FileWrite, &detail).await?;
-    let held = Held::new(Arc::clone(&platform), call, place);
-    let writing = held.call().files().write(ask).await?;
-    super::hashed(inward(writing, request).await?)
+    let change = Change { act: Act::FileWrite, detail, ask };
+    super::hashed(change.take_in(&caller, platform, &named, coming).await?)
 }
 
 /// What a browser does with it: keep it, under its name.

@@ -7,9 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::files::{
-    ARCHIVE_TRAILER, DIGEST_HEADER, FILE_CHANGED, FILE_TRAILER, FILE_WHOLE, FileAnswer, WatchLine,
-};
+use api::files::{ARCHIVE_TRAILER, DIGEST_HEADER, FILE_CHANGED, FILE_TRAILER, FILE_WHOLE, WatchLine};
 use api::server::HEARTBEAT_MS;
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 use axum::body::Body;
@@ -20,7 +18,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use http_body_util::channel::{Channel, Sender};
-use node::{Call, Piece, Reading, Watching, Writing};
+use node::{Call, Piece, Reading, Watching};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
@@ -111,31 +109,45 @@ pub fn told(held: Held, mut watching: Watching) -> Body {
     Body::new(body)
 }
 
-/// The body of a request into a sandbox, and the sandbox's answer.
-///
-/// # Errors
-/// It is packed, breaks off or does not come: then nothing half-done is shown as done. Or the sandbox refuses it.
-pub async fn inward(mut writing: Writing, request: Request) -> Answer<FileAnswer> {
-    if request.headers().contains_key(header::CONTENT_ENCODING) {
-        return Err(Error::invalid("the body is packed", "Send it without content-encoding.").into());
+/// The body of a request as it comes.
+pub struct Coming(Body);
+
+impl Coming {
+    /// The body of a request.
+    ///
+    /// # Errors
+    /// It is packed, or a form.
+    pub fn of(request: Request) -> Answer<Self> {
+        let kind = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        if kind.and_then(|kind| kind.get(..10)).is_some_and(|kind| kind.eq_ignore_ascii_case(b"multipart/")) {
+            let fix =
+                "Send the bytes of the file as the body, as `curl --data-binary @file` or `-T file` does.";
+            return Err(Error::invalid("the body is a form, not a file", fix).into());
+        }
+        if request.headers().contains_key(header::CONTENT_ENCODING) {
+            return Err(Error::invalid("the body is packed", "Send it without content-encoding.").into());
+        }
+        Ok(Self(request.into_body()))
     }
-    let mut body = request.into_body();
-    loop {
-        let bytes = match timeout(IDLE_MAX, body.frame()).await {
-            Ok(None) => break,
-            Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
-            Ok(Some(Err(_))) => {
-                return Err(Error::invalid("the body broke off", "Send the request again.").into());
-            }
-            Err(_) => return Err(silent().into()),
-        };
-        if let Err(error) = writing.push(bytes).await {
-            return Err(refuse(body, error).await);
+
+    /// The next bytes, or none at its end.
+    ///
+    /// # Errors
+    /// It breaks off, or nothing of it comes.
+    pub async fn next(&mut self) -> Answer<Option<Bytes>> {
+        match timeout(IDLE_MAX, self.0.frame()).await {
+            Ok(None) => Ok(None),
+            Ok(Some(Ok(frame))) => Ok(Some(frame.into_data().unwrap_or_default())),
+            Ok(Some(Err(_))) => Err(Error::invalid("the body broke off", "Send the request again.").into()),
+            Err(_) => Err(silent().into()),
         }
     }
-    match writing.finish().await {
-        Ok(answer) => Ok(answer),
-        Err(error) => Err(error.into()),
+
+    /// Takes the rest of a body that nobody wants, so that whoever sends it comes to read why.
+    pub async fn refuse(mut self, error: node::Error) -> Fault {
+        let rest = async { while let Some(Ok(_)) = self.0.frame().await {} };
+        let _ = timeout(DRAIN_WITHIN, rest).await;
+        error.into()
     }
 }
 
@@ -177,15 +189,8 @@ async fn finish(mut sender: Sender<Bytes, std::io::Error>, trailers: &[(&'static
     let _ = timeout(IDLE_MAX, sender.send_trailers(headers)).await;
 }
 
-/// Takes the rest of a body that nobody wants, so that whoever sends it comes to read why.
-pub async fn refuse(mut body: Body, error: node::Error) -> Fault {
-    let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-    let _ = timeout(DRAIN_WITHIN, rest).await;
-    error.into()
-}
-
 /// The error for a body of which nothing comes.
-pub fn silent() -> Error {
+fn silent() -> Error {
     Error {
         code: ErrorCode::Deadline,
         message: format!("nothing of the body came for {IDLE_MAX:?}"),

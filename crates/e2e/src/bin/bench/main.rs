@@ -6,6 +6,7 @@
 //! | [`mod@reference`] | plain `runc run` with our own configuration and mounts |
 //! | [`weight`] | the memory of idle sandboxes, and of this process for each |
 //! | [`flood`] | bytes a second through one exec |
+//! | [`carry`] | bytes a second in and out of a file |
 //! | [`service`] | the same through the public API, many at once |
 //! | [`samples`] | percentiles |
 //! | [`report`] | the tables, and the goals |
@@ -23,6 +24,7 @@
     clippy::indexing_slicing
 )]
 
+mod carry;
 mod flood;
 mod reference;
 mod report;
@@ -47,13 +49,27 @@ struct Effort {
     flood_bytes: u64,
     /// Bytes of a flood through a user-space kernel.
     flood_bytes_kernel: u64,
+    /// Bytes of a file that is carried in and out.
+    carried_bytes: u64,
     /// Idle sandboxes on a server.
     live: usize,
 }
 
 impl Effort {
-    const FULL: Self = Self { rounds: 200, flood_bytes: 1 << 30, flood_bytes_kernel: 256 << 20, live: 300 };
-    const QUICK: Self = Self { rounds: 20, flood_bytes: 128 << 20, flood_bytes_kernel: 128 << 20, live: 50 };
+    const FULL: Self = Self {
+        rounds: 200,
+        flood_bytes: 1 << 30,
+        flood_bytes_kernel: 256 << 20,
+        carried_bytes: 1_000_000_000,
+        live: 300,
+    };
+    const QUICK: Self = Self {
+        rounds: 20,
+        flood_bytes: 128 << 20,
+        flood_bytes_kernel: 128 << 20,
+        carried_bytes: 100_000_000,
+        live: 50,
+    };
 }
 
 fn main() -> ExitCode {
@@ -108,9 +124,13 @@ async fn measure(effort: Effort, labs: &[Lab]) {
     }
     report::weights(&weights);
     report::floods(&floods);
+    let names: Vec<&str> = labs.iter().map(|lab| lab.runtime.name()).collect();
+    let carried = carry::run(effort.carried_bytes, &names).await;
+    report::carried(&carried);
     let served = service::run(effort, runc).await;
     report::served(&served);
     report::goals(&times, &weights, &served);
+    report::carried_goals(&carried);
 }
 
 /// Ends what a measurement that failed has left running: its data directory goes with this process.

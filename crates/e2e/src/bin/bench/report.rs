@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::carry::Carried;
 use crate::flood::Flood;
 use crate::rounds::Times;
 use crate::samples::Samples;
@@ -24,6 +25,8 @@ const SERVED_RATIO: f64 = 1.3;
 /// A server may have this much resident by itself, and this much for each sandbox.
 const SERVER_MIB: f64 = 60.0;
 const SERVER_KIB_EACH: f64 = 30.0;
+/// A file may take this many times what a plain copy of it over a unix socket takes.
+const CARRIED_RATIO: f64 = 2.0;
 const MIB: f64 = 1_048_576.0;
 
 /// Says where this runs.
@@ -121,6 +124,29 @@ pub(crate) fn floods(floods: &[Flood]) {
     }
 }
 
+/// The table of a file in and out.
+pub(crate) fn carried(carried: &Carried) {
+    let rate = |took: std::time::Duration| carried.bytes as f64 / 1e6 / took.as_secs_f64();
+    let plain = rate(carried.plain);
+    println!(
+        "\n{:<44} {:>9} {:>9}",
+        format!("a file of {} MB, the best of 3", carried.bytes / 1_000_000),
+        "MB/s",
+        "× plain"
+    );
+    println!("{:<44} {plain:>9.0}", "plain: file, unix socket, file");
+    for (name, into, out) in &carried.ways {
+        for (what, took) in [("in", *into), ("out", *out)] {
+            let rate = rate(took);
+            println!(
+                "{:<44} {rate:>9.0} {:>9.2}",
+                format!("{name}: {what}, through the API, hashed"),
+                rate / plain
+            );
+        }
+    }
+}
+
 /// The tables of the service.
 pub(crate) fn served(served: &Served) {
     println!(
@@ -186,6 +212,18 @@ pub(crate) fn goals(times: &Times, weights: &[Weight], served: &Served) {
     let [_, after] = served.resident;
     let most = SERVER_MIB + SERVER_KIB_EACH * served.live as f64 / 1024.0;
     line(&format!("the server with {} idle sandboxes, MiB", served.live), most, mib(after));
+}
+
+/// The goals of a file in and out.
+pub(crate) fn carried_goals(carried: &Carried) {
+    for (_, into, out) in carried.ways.iter().filter(|(name, ..)| *name == "runc") {
+        for (what, took) in [("into", into), ("out of", out)] {
+            let ratio = took.as_secs_f64() / carried.plain.as_secs_f64();
+            let met = if ratio <= CARRIED_RATIO { "yes" } else { "no" };
+            let what = format!("{} MB {what} a sandbox, × a plain copy", carried.bytes / 1_000_000);
+            println!("{what:<58} {CARRIED_RATIO:>9.2} {ratio:>9.2}   {met}");
+        }
+    }
 }
 
 fn mib(bytes: u64) -> f64 {

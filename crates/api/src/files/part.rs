@@ -1,0 +1,92 @@
+//! How a request and its answer are put into bytes: as *parts*, each a header and a payload.
+//!
+//! ```text
+//! kind u8 · zero u8 u16 · length u32     (big-endian)
+//! request   head: FileAsk       data…   end: {}            without an end it broke off, and nothing half-done is shown as done
+//! answer    head: FileAnswer    data…   end: FileEnd       nothing comes after a refusal
+//! ```
+
+use crate::limits;
+
+/// Bytes of a header.
+pub const PART_HEADER_BYTES: usize = 8;
+/// The largest payload of data.
+pub const PART_BYTES_MAX: usize = 1 << 20;
+
+/// The header of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// What the payload is.
+    pub kind: PartKind,
+    /// How long it is.
+    pub length: u32,
+}
+
+/// What the payload of a part is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartKind {
+    /// The JSON of a request or an answer.
+    Head,
+    /// Bytes.
+    Data,
+    /// The JSON of an end.
+    End,
+}
+
+/// Why bytes are not a part.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the header of a part is not one")]
+pub struct BadPart;
+
+impl Part {
+    /// The header as bytes.
+    pub fn encode(self) -> [u8; PART_HEADER_BYTES] {
+        let [l0, l1, l2, l3] = self.length.to_be_bytes();
+        let kind = match self.kind {
+            PartKind::Head => 1,
+            PartKind::Data => 2,
+            PartKind::End => 3,
+        };
+        [kind, 0, 0, 0, l0, l1, l2, l3]
+    }
+
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// Anything that [`Part::encode`] would not have written, and payloads over their bound.
+    pub fn decode(bytes: [u8; PART_HEADER_BYTES]) -> Result<Self, BadPart> {
+        let [kind, 0, 0, 0, l0, l1, l2, l3] = bytes else { return Err(BadPart) };
+        let length = u32::from_be_bytes([l0, l1, l2, l3]);
+        let (kind, most) = match kind {
+            1 => (PartKind::Head, limits::BODY_BYTES_MAX),
+            2 => (PartKind::Data, PART_BYTES_MAX),
+            3 => (PartKind::End, limits::BODY_BYTES_MAX),
+            _ => return Err(BadPart),
+        };
+        if length as usize > most || length == 0 { Err(BadPart) } else { Ok(Self { kind, length }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn whatever_decodes_as_a_part_encodes_to_the_same_bytes(bytes: [u8; PART_HEADER_BYTES]) {
+            if let Ok(part) = Part::decode(bytes) {
+                prop_assert_eq!(part.encode(), bytes);
+            }
+        }
+
+        #[test]
+        fn no_part_over_its_bound_is_accepted(kind in 0u8..5, length: u32) {
+            let [l0, l1, l2, l3] = length.to_be_bytes();
+            if let Ok(part) = Part::decode([kind, 0, 0, 0, l0, l1, l2, l3]) {
+                prop_assert!(part.length as usize <= limits::BODY_BYTES_MAX);
+            }
+        }
+    }
+}
