@@ -6,7 +6,6 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -50,30 +49,12 @@ pub struct Service {
     data: TempDir,
 }
 
-/// The `belljar` of this build.
+/// The `belljar` that is tested.
+///
+/// # Panics
+/// Nobody said which.
 pub fn binary() -> PathBuf {
-    static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY
-        .get_or_init(|| {
-            if let Some(path) = std::env::var_os("BELLJAR_BINARY") {
-                return path.into();
-            }
-            let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-            let mut build = Command::new(cargo);
-            build.args(["build", "--locked", "-p", "cli", "--bin", "belljar"]);
-            if !cfg!(debug_assertions) {
-                build.arg("--release");
-            }
-            assert!(build.status().expect("cargo").success(), "belljar could not be built");
-            // <target>/<profile>/deps/<test>
-            let test = std::env::current_exe().unwrap();
-            let profile = test
-                .ancestors()
-                .find(|path| path.join("belljar").is_file())
-                .expect("belljar beside the test");
-            profile.join("belljar")
-        })
-        .clone()
+    std::env::var_os("BELLJAR_BINARY").expect("BELLJAR_BINARY names it, as `just real` does").into()
 }
 
 /// A small sandbox: tests make many.

@@ -81,13 +81,16 @@ pub(crate) fn glossary(file: &File, exists: impl Fn(&str) -> bool) -> Vec<String
     broken
 }
 
-/// Each promise is held by a recipe that exists; each test that is named beside it exists too.
+/// Each promise has a number of its own and is held by a recipe that exists; each test that is named beside it exists too.
 pub(crate) fn promises(file: &File, recipes: &[&str], functions: &[&str]) -> Vec<String> {
-    let mut broken = Vec::new();
+    let (mut broken, mut numbers) = (Vec::new(), std::collections::HashSet::new());
     for line in file.text.lines().filter(|line| line.starts_with("| P")) {
         let cells: Vec<&str> = line.split(" | ").collect();
         let (Some(number), Some(holders)) = (cells.first(), cells.last()) else { continue };
         let number = number.trim_start_matches("| ");
+        if !numbers.insert(number) {
+            broken.push(format!("{number} is promised twice"));
+        }
         let holders: Vec<&str> = holders.split('`').skip(1).step_by(2).collect();
         if holders.is_empty() {
             broken.push(format!("nothing holds {number}"));
@@ -168,7 +171,8 @@ fn a_noun_without_a_row_or_a_place_is_caught() {
 #[test]
 fn a_promise_that_nothing_holds_is_caught() {
     let text = "| P1 | a | 1 s | a clock | `just real`: `stop_is_idempotent` |\n| P2 | b | 2 s | a clock | |\n\
-                | P3 | c | 3 s | a clock | `just gone` |\n| P4 | d | 4 s | a clock | `just real`: `never_written` |\n";
+                | P3 | c | 3 s | a clock | `just gone` |\n| P4 | d | 4 s | a clock | `just real`: `never_written` |\n\
+                | P1 | e | 5 s | a clock | `just real` |\n";
     let broken = promises(&File::example("docs/specification.md", text), &["real"], &["stop_is_idempotent"]);
-    assert_eq!(broken.len(), 3, "{broken:?}");
+    assert_eq!(broken.len(), 4, "{broken:?}");
 }

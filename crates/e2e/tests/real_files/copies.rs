@@ -2,10 +2,16 @@
 
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Instant;
 
-use e2e::service::Service;
+use api::limits::Limits;
+use api::sandbox::CreateSandbox;
+use e2e::service::{Service, served, small};
 
-use super::{on_each, said};
+use super::{on_each, said, tiers};
+
+/// Files of a tree that is copied, unless `BELLJAR_ARCHIVE_FILES` says more.
+const FILES: usize = 5000;
 
 /// What a command printed; it must exit with 0.
 fn belljar(service: &Service, at: &Path, arguments: &[&str]) -> String {
@@ -75,5 +81,46 @@ fn a_copy_of_a_hostile_directory_stays_below_its_target() {
             assert!(inside.join(name).symlink_metadata().is_err(), "{name}");
         }
         assert_eq!(std::fs::read_dir(at.join("outside")).unwrap().count(), 0);
+    });
+}
+
+/// Many small files are one archive on their way, up and down, and each arrives as it was.
+#[test]
+fn a_tree_of_many_small_files_is_copied_there_and_back() {
+    let wanted = std::env::var("BELLJAR_ARCHIVE_FILES").ok().and_then(|text| text.parse().ok());
+    let files: usize = wanted.unwrap_or(FILES);
+    served(async || {
+        let service = Service::start();
+        let client = service.client();
+        let here = tempfile::tempdir().unwrap();
+        for number in 0..files {
+            let directory = here.path().join(format!("tree/{}", number / 1000));
+            std::fs::create_dir_all(&directory).unwrap();
+            std::fs::write(directory.join(number.to_string()), format!("file {number}")).unwrap();
+        }
+        for tier in tiers() {
+            let limits =
+                Limits { disk_bytes: 1 << 30, disk_inodes: 2 * files as u64 + 10_000, ..small().limits };
+            let id = client.create(&CreateSandbox { tier, limits, ..small() }).await.unwrap().id;
+            let began = Instant::now();
+            belljar(&service, here.path(), &["cp", "tree", &format!("{id}:")]);
+            let up = began.elapsed();
+            let sum = "find tree -type f | LC_ALL=C sort | xargs cat | sha256sum";
+            let there = said(&client, &id, sum).await;
+            let began = Instant::now();
+            belljar(&service, here.path(), &["cp", &format!("{id}:tree"), "back"]);
+            let down = began.elapsed();
+            let local = |root: &str| {
+                let script = format!("{}; find {root} -type f | wc -l", sum.replace("tree", root));
+                let done =
+                    std::process::Command::new("sh").args(["-c", &script]).current_dir(here.path()).output();
+                String::from_utf8(done.unwrap().stdout).unwrap().trim().to_owned()
+            };
+            assert_eq!(local("back"), local("tree"));
+            assert_eq!(local("back"), format!("{there}\n{files}"));
+            eprintln!("{tier:?}: {files} files up in {up:?}, down in {down:?}");
+            std::fs::remove_dir_all(here.path().join("back")).unwrap();
+            client.stop(&id).await.unwrap();
+        }
     });
 }

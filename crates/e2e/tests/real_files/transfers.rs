@@ -31,6 +31,12 @@ fn resident(pid: u32) -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
+/// What process 1 of a sandbox has resident, as it is seen inside.
+async fn resident_inside(client: &Client, id: &api::SandboxId) -> u64 {
+    let text = super::said(client, id, "awk '/^VmRSS:/ { print $2 }' /proc/1/status").await;
+    text.parse::<u64>().unwrap() * 1024
+}
+
 /// A file of random bytes.
 fn make(path: &Path, size: u64) {
     let mut random = std::fs::File::open("/dev/urandom").unwrap().take(size);
@@ -88,7 +94,9 @@ fn a_file_that_is_cut_off_again_and_again_arrives_whole_both_ways() {
             let client = Client::new(&relay.url, &service.key).unwrap();
             let id = service.client().create(&roomy(tier, bytes() * 2 + (64 << 20))).await.unwrap().id;
             let files = client.files(&id);
+            let direct = service.client();
             let before = (resident(service.pid()), resident(std::process::id()));
+            let guest = resident_inside(&direct, &id).await;
             let (up, down) = (AtomicU64::new(0), AtomicU64::new(0));
             let began = Instant::now();
             let seen = |at| up.store(at, Ordering::Relaxed);
@@ -105,11 +113,13 @@ fn a_file_that_is_cut_off_again_and_again_arrives_whole_both_ways() {
             taken.unwrap();
             assert_eq!(hash(&back), wanted);
             let after = (resident(service.pid()), resident(std::process::id()));
+            let guest = (guest, resident_inside(&direct, &id).await);
             eprintln!(
-                "{tier:?}: {} MiB up in {sent:?}, down in {:?}; {before:?} -> {after:?}",
+                "{tier:?}: {} MiB up in {sent:?}, down in {:?}; server and client {before:?} -> {after:?}, guest {guest:?}",
                 bytes() >> 20,
                 began.elapsed()
             );
+            assert!(guest.1 < guest.0 + GROWTH_BYTES / 4, "{guest:?}");
             assert!(
                 after.0 < before.0 + GROWTH_BYTES && after.1 < before.1 + GROWTH_BYTES,
                 "{before:?} {after:?}"

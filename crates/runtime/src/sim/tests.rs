@@ -182,7 +182,6 @@ async fn a_process_that_is_gone_can_do_nothing() {
     let refusals = [
         sim.start(&self::id("s2"), &spec()).await.unwrap_err(),
         sim.connect(&id, PATIENCE).await.unwrap_err(),
-        sim.wait(&id).await.unwrap_err(),
         sim.stop(&id, Duration::ZERO).await.unwrap_err(),
         sim.list().await.unwrap_err(),
         sim.usage(&id).await.unwrap_err(),
