@@ -51,7 +51,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     };
     let edit = EditRequest { old, new, all: arguments.all };
     let count = answer(&client, files.edit(&path, &edit)).await?;
-    show::note(&format!("changed in {count} places"));
+    show::note(&format!("changed in {count} place{}", if count == 1 { "" } else { "s" }));
     Ok(ExitCode::SUCCESS)
 }
 

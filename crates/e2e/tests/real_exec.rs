@@ -197,6 +197,23 @@ fn stdin_is_empty_unless_asked_for_and_ends_after_its_last_byte() {
     });
 }
 
+/// Scripts open their streams by name, as in `echo x > /dev/stderr`.
+#[test]
+fn a_program_may_open_its_streams_by_their_names() {
+    on(BOTH, async |lab| {
+        let sandbox = lab.sandbox().await;
+        let script =
+            "echo out > /dev/stdout; echo err > /dev/stderr; echo more >> /proc/self/fd/2; cat /dev/stdin";
+        let spec = ExecSpec { stdin: true, ..exec(&["bash", "-c", script]) };
+        let exec = start(&sandbox, &spec).await.unwrap();
+        let within = Duration::from_secs(5);
+        exec.write_stdin(0, Bytes::from_static(b"in\n"), true, within).await.unwrap();
+        let done = exec.collect().await.unwrap();
+        assert_eq!((text(&done), &done.end.outcome), ("out\nin\n".into(), &exited(0)), "{done:?}");
+        assert_eq!(done.stderr, b"err\nmore\n");
+    });
+}
+
 /// Scenarios 11 and 12, attack A-09.
 #[test]
 fn ten_thousand_orphans_leave_no_zombie() {

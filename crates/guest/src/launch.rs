@@ -18,9 +18,10 @@ use api::exec::{ExecSpec, Stream};
 use api::terminal::TerminalSize;
 use api::{Error, ErrorCode, Layer, Ran, Retry, limits};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::Pid;
+use rustix::process::{Pid, WaitId, WaitIdOptions};
 use tokio::io::Interest;
 
+use crate::belonging::made_for;
 use crate::sweep::{self, Whom};
 use crate::terminal::{self, Pair};
 use crate::watched::{Watched, watch};
@@ -43,17 +44,26 @@ const PIPE_BYTES: usize = 1 << 20;
 /// The highest capability number that any kernel so far knows is 40; asking for more is refused and harmless.
 const CAPABILITY_LAST: libc::c_ulong = 63;
 
-/// From fork to exec takes a millisecond; what takes this long has been stopped by another process of its user.
-const VERDICT_WITHIN: Duration = Duration::from_secs(2);
+/// From fork to exec takes a millisecond; what takes this long may have been stopped by another process of its user.
+const VERDICT_LOOK_EVERY: Duration = Duration::from_secs(2);
+/// What was not stopped is on a machine that has no time for it, which is waited for.
+const VERDICT_LOOKS: u32 = 4;
 
 /// A process that is becoming a program, and our ends of its streams.
 pub struct Launched {
     /// The process.
     pub pid: Pid,
-    /// Says why it could not become the program; closes when it has.
-    pub verdict: OwnedFd,
+    /// Whether it became its program.
+    pub verdict: Verdict,
     /// Our ends.
     pub ends: Ends,
+}
+
+/// A process of which it is not known yet whether it became its program.
+pub struct Verdict {
+    pid: Pid,
+    /// Says why it could not; closes when it has.
+    pipe: OwnedFd,
 }
 
 /// Our ends of a process's streams.
@@ -112,10 +122,10 @@ pub fn launch(spec: &ExecSpec, group: u32, cgroups: &[OwnedFd]) -> Result<Launch
         terminal: spec.terminal.is_some(),
     };
     let program = Program::new(spec).map_err(failed)?;
-    let (verdict, verdict_child) = pipe().map_err(failed)?;
+    let (said, verdict_child) = pipe().map_err(failed)?;
     let (ends, theirs) = match spec.terminal {
         Some(size) => on_terminal(spec, size)?,
-        None => on_pipes(spec.stdin).map_err(failed)?,
+        None => on_pipes(spec.stdin, descent.uid).map_err(failed)?,
     };
     let streams = [theirs.stdin.as_raw_fd(), theirs.stdout.as_raw_fd(), theirs.stderr.as_raw_fd()];
     // SAFETY: this process has one thread, and the child makes only system calls on memory made before.
@@ -124,20 +134,19 @@ pub fn launch(spec: &ExecSpec, group: u32, cgroups: &[OwnedFd]) -> Result<Launch
         pid => Pid::from_raw(pid).filter(|_| pid > 0),
     };
     let pid = pid.ok_or_else(|| failed(io::Error::last_os_error()))?;
-    Ok(Launched { pid, verdict, ends })
+    Ok(Launched { pid, verdict: Verdict { pid, pipe: said }, ends })
 }
 
 /// Three pipes, or two and nothing to read.
-fn on_pipes(stdin: bool) -> io::Result<(Ends, Theirs)> {
-    let ((stdout, stdout_child), (stderr, stderr_child)) = (pipe()?, pipe()?);
+fn on_pipes(stdin: bool, uid: u32) -> io::Result<(Ends, Theirs)> {
+    let ((stdout, stdout_child), (stderr, stderr_child), stdin) =
+        made_for(uid, || Ok((pipe()?, pipe()?, stdin.then(pipe).transpose()?)))?;
     for pipe in [&stdout, &stderr] {
         let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
     }
-    let (stdin_child, stdin) = if stdin {
-        let (child, ours) = pipe()?;
-        (child, Some(Rc::new(watch(ours, Interest::WRITABLE)?)))
-    } else {
-        (null()?, None)
+    let (stdin_child, stdin) = match stdin {
+        Some((child, ours)) => (child, Some(Rc::new(watch(ours, Interest::WRITABLE)?))),
+        None => (null()?, None),
     };
     let read = |pipe| watch(pipe, Interest::READABLE).map(Rc::new);
     let streams = vec![(Stream::Stdout, read(stdout)?), (Stream::Stderr, read(stderr)?)];
@@ -168,29 +177,43 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Waits for the process to become its program; says why it did not.
-pub async fn verdict(spec: &ExecSpec, group: u32, verdict: OwnedFd) -> Result<(), Error> {
-    let watched = watch(verdict, Interest::READABLE).map_err(|error| spawn_failed(spec, &error))?;
-    let mut errno = [0; 4];
+pub async fn verdict(spec: &ExecSpec, group: u32, Verdict { pid, pipe }: Verdict) -> Result<(), Error> {
+    let watched = watch(pipe, Interest::READABLE).map_err(|error| spawn_failed(spec, &error))?;
     let read = async {
+        let mut errno = [0; 4];
         loop {
             let mut ready = watched.readable().await?;
             match ready.try_io(|pipe| Ok(rustix::io::read(pipe.get_ref(), &mut errno)?)) {
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(result) => return result,
+                Ok(Ok(0)) => return Ok(()),
+                Ok(Ok(_)) => return Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno))),
+                Ok(Err(error)) => return Err(error),
                 Err(_would_block) => {}
             }
         }
     };
-    let reason = match tokio::time::timeout(VERDICT_WITHIN, read).await {
-        Ok(Ok(0)) => return Ok(()),
-        Ok(Ok(_)) => io::Error::from_raw_os_error(i32::from_ne_bytes(errno)),
-        Ok(Err(error)) => error,
-        Err(_) => {
-            sweep::kill(Whom::Group(group)).await;
-            io::Error::new(io::ErrorKind::TimedOut, "another process of the sandbox stopped it as it began")
+    tokio::pin!(read);
+    for look in 1..=VERDICT_LOOKS {
+        if let Ok(became) = tokio::time::timeout(VERDICT_LOOK_EVERY, &mut read).await {
+            return became.map_err(|error| spawn_failed(spec, &error));
         }
+        if is_stopped(pid) || look == VERDICT_LOOKS {
+            break;
+        }
+    }
+    let why = if is_stopped(pid) {
+        "another process of the sandbox stopped it as it began"
+    } else {
+        "it did not begin in time, because the machine or the sandbox is overloaded"
     };
-    Err(spawn_failed(spec, &reason))
+    sweep::kill(Whom::Group(group)).await;
+    Err(spawn_failed(spec, &io::Error::new(io::ErrorKind::TimedOut, why)))
+}
+
+/// Whether a child was stopped by a signal. That it was is left to be told to others.
+fn is_stopped(pid: Pid) -> bool {
+    let look = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(rustix::process::waitid(WaitId::Pid(pid), look), Ok(Some(_)))
 }
 
 impl Program {
@@ -337,14 +360,18 @@ fn spawn_failed(spec: &ExecSpec, error: &io::Error) -> Error {
             "Shorten argv and env, or send the text through standard input or a file.".into()
         }
         Some(libc::EAGAIN) => "End some processes of the sandbox, or ask for a larger `pids` limit.".into(),
+        _ if error.kind() == io::ErrorKind::TimedOut => {
+            "Ask again; if it lasts, see what else runs in the sandbox (`belljar top`).".into()
+        }
         _ => "Check the program, its interpreter and the directory it starts in.".into(),
     };
+    let passes = error.raw_os_error() == Some(libc::EAGAIN) || error.kind() == io::ErrorKind::TimedOut;
     Error {
         code: ErrorCode::SpawnFailed,
         message: format!("cannot start {shown:?} in {directory:?}: {error}"),
         layer: Layer::UserCode,
         ran: Ran::No,
-        retry: if error.raw_os_error() == Some(libc::EAGAIN) { Retry::Safe } else { Retry::Useless },
+        retry: if passes { Retry::Safe } else { Retry::Useless },
         fix,
     }
 }

@@ -8,6 +8,7 @@
 //! | [`table`] | the execs there are; it owns them, requests attach and leave |
 //! | [`exec`] | one exec from its start to its outcome |
 //! | [`launch`] | the one place that makes a process |
+//! | [`belonging`] | what belongs to the exec's user from the beginning: pipes and terminals |
 //! | [`spool`] | the bounded store of one output stream |
 //! | [`stdin`] | the standard input of an exec |
 //! | [`terminal`] | the pseudo-terminal of an exec |
@@ -25,6 +26,7 @@
 //! trusts the node and nothing else; user code never runs in this process, and no descriptor of this process reaches
 //! user code except the three it is given.
 
+mod belonging;
 mod dial;
 mod exec;
 mod files;

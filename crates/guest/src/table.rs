@@ -12,7 +12,7 @@ use rustix::process::{Pid, WaitStatus};
 
 use crate::dial::Descriptors;
 use crate::exec::Exec;
-use crate::launch::{Launched, launch, no_terminal, verdict};
+use crate::launch::{Launched, Verdict, launch, no_terminal, verdict};
 use crate::memory::Kills;
 use crate::sweep;
 
@@ -101,7 +101,7 @@ impl Table {
     }
 
     /// Awaits the verdict on a start and tells it to all who wait for it; says whether there is something to live.
-    async fn judged(&self, id: ExecId, spec: &ExecSpec, exec: &Exec, said: OwnedFd) -> bool {
+    async fn judged(&self, id: ExecId, spec: &ExecSpec, exec: &Exec, said: Verdict) -> bool {
         let verdict = verdict(spec, exec.group(), said).await;
         let lives = verdict.is_ok();
         if !lives {

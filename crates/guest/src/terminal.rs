@@ -1,8 +1,6 @@
 //! The pseudo-terminal of an exec: a master that is ours and a slave that is the three streams of its process.
 //!
-//! The slave belongs to the exec's user, so that programs may open it again by its name (`tty`, `script`, `tmux`). Who
-//! owns a slave is decided by who opens its master, so the guest lowers its effective uid for that moment; it has one
-//! thread, and its real and saved uid stay, so that nobody may signal or trace it meanwhile.
+//! The slave belongs to the exec's user, who is whoever opens its master.
 //!
 //! We keep a descriptor of the slave too: a process that closes it, or the last one that does, is no end of anything.
 //! The master is given up when the exec ends; whatever still holds the slave then is hung up.
@@ -12,10 +10,10 @@ use std::os::fd::OwnedFd;
 
 use api::terminal::TerminalSize;
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
-use rustix::thread::set_thread_res_uid;
+
+use crate::belonging::made_for;
 
 /// Both ends of a pseudo-terminal.
 pub struct Pair {
@@ -27,21 +25,7 @@ pub struct Pair {
 
 /// Opens a terminal of this size that belongs to this user.
 pub fn open(size: TerminalSize, uid: u32) -> io::Result<Pair> {
-    let own = rustix::process::geteuid();
-    let user = rustix::process::Uid::from_raw(uid);
-    let lowered = own.is_root() && uid != 0;
-    if lowered {
-        set_thread_res_uid(None, user, None)?;
-    }
-    let opened = open_pair();
-    if lowered {
-        // The capabilities come back with it. Going up again to where the saved uid is cannot fail; if it did, this
-        // process could start nothing any more, and says so from here on.
-        set_thread_res_uid(None, own, None)?;
-        // A change of the effective uid resets this to what the host's administrator chose.
-        let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    }
-    let pair = opened?;
+    let pair = made_for(uid, open_pair)?;
     resize(&pair.master, size)?;
     Ok(pair)
 }
