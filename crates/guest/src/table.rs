@@ -1,7 +1,7 @@
 //! The execs there are. The table owns them; requests attach and leave.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -206,7 +206,9 @@ impl Table {
         let mut group = self.next_group.get();
         if self.groups_reused.get() {
             let census = sweep::census();
-            while census.contains_key(&group) {
+            // Who ended may still be asked about, and signalled.
+            let known: HashSet<u32> = self.execs.borrow().values().map(|exec| exec.group()).collect();
+            while census.contains_key(&group) || known.contains(&group) {
                 group = next(group);
             }
         }

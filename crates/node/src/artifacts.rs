@@ -33,7 +33,7 @@ use api::{ErrorCode, ExecId, Layer, Ran, Retry, SandboxId};
 use tokio::sync::{Semaphore, watch};
 
 use crate::entry::Call;
-use crate::error::Error;
+use crate::error::{Error, chain};
 use crate::live::Node;
 use crate::objects::{Objects, Outgoing};
 use attendant::{Attendant, gone};
@@ -41,6 +41,8 @@ use shelf::{Of, Shelf, Wanted};
 
 /// Collections at once: each holds a page of a listing and a piece of a file.
 const COLLECTIONS_AT_ONCE: usize = 16;
+/// Of these, those of one project: one whose code is slow to be read keeps nobody else's from being read.
+const COLLECTIONS_OF_PROJECT: usize = 4;
 /// Execs of one sandbox whose files are waited for. Each is asked for now and then.
 const UNDER_WAY_MAX: usize = 64;
 /// How long the end of a sandbox waits for collections.
@@ -52,6 +54,7 @@ const PAGE_BYTES_MAX: usize = 8 << 20;
 pub(crate) struct Keeper {
     shelf: Shelf,
     turns: Semaphore,
+    turns_of: Mutex<HashMap<String, Arc<Semaphore>>>,
     under_way: Mutex<HashMap<Of, Arc<Progress>>>,
 }
 
@@ -77,7 +80,17 @@ impl Keeper {
     pub fn open(data: &Path, reserve_bytes: u64, retention: Duration) -> Result<Self, Error> {
         let objects = Objects::open(data.join("artifacts"), reserve_bytes)?;
         let shelf = Shelf::new(objects, retention);
-        Ok(Self { shelf, turns: Semaphore::new(COLLECTIONS_AT_ONCE), under_way: Mutex::default() })
+        let turns = Semaphore::new(COLLECTIONS_AT_ONCE);
+        Ok(Self { shelf, turns, turns_of: Mutex::default(), under_way: Mutex::default() })
+    }
+
+    /// The turns of one project.
+    fn turns_of(&self, project: &str) -> Arc<Semaphore> {
+        let mut all = self.turns_of.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that nobody holds need no entry.
+        all.retain(|_, turns| Arc::strong_count(turns) > 1);
+        let fresh = || Arc::new(Semaphore::new(COLLECTIONS_OF_PROJECT));
+        Arc::clone(all.entry(project.to_owned()).or_insert_with(fresh))
     }
 
     /// Waits until what can be had of a sandbox that is about to end has been taken out of it, but not for long.
@@ -250,36 +263,47 @@ impl Node {
         Ok((page, false))
     }
 
-    /// Goes on with what a server before this one had begun to keep.
-    pub(crate) async fn recover_artifacts(&self) -> Result<(), Error> {
-        let keeper = &self.shared.keeper;
-        for wanted in keeper.shelf.all_wanted().await? {
-            if keeper.shelf.kept(&wanted.of).await?.is_some() {
-                // Killed between the two.
-                keeper.shelf.unwant(&wanted.of).await?;
-                continue;
-            }
-            let entry = self.shared.entries().get(&wanted.of.sandbox).map(Arc::clone);
-            let living = entry.filter(|entry| {
-                entry.state() == SandboxState::Running && entry.shown().project == wanted.of.project
-            });
-            match living {
-                Some(entry) => {
-                    // More than may be under way are not there: they were counted when they were begun.
-                    let Ok((progress, _)) = keeper.progress(&wanted.of, Launch::Elsewhere) else { continue };
-                    let (shared, of) = (Arc::clone(&self.shared), wanted.of.clone());
-                    let attendant = Attendant { shared, entry, of, progress };
-                    tokio::spawn(attendant.go_on(wanted));
-                }
-                None => {
-                    let (sandbox, exec) = (wanted.of.sandbox.clone(), wanted.of.exec.clone());
-                    keeper.shelf.clear(&wanted.of).await?;
-                    keeper.shelf.keep(&wanted.of, &Artifacts::lost(sandbox, exec, gone())).await?;
-                    keeper.shelf.unwant(&wanted.of).await?;
-                }
+    /// Goes on with what a server before this one had begun to keep. A server starts without what cannot be read or written now;
+    /// the next one tries again.
+    pub(crate) async fn recover_artifacts(&self) {
+        let all = match self.shared.keeper.shelf.all_wanted().await {
+            Ok(all) => all,
+            Err(error) => return tracing::error!(error = chain(&error), "artifacts are not gone on with"),
+        };
+        for wanted in all {
+            let of = wanted.of.clone();
+            if let Err(error) = self.recover_wanted(wanted).await {
+                tracing::error!(sandbox = %of.sandbox, error = chain(&error), "artifacts are not gone on with");
             }
         }
-        Ok(())
+    }
+
+    async fn recover_wanted(&self, wanted: Wanted) -> Result<(), Error> {
+        let keeper = &self.shared.keeper;
+        if keeper.shelf.kept(&wanted.of).await?.is_some() {
+            // Killed between the two.
+            return keeper.shelf.unwant(&wanted.of).await;
+        }
+        let entry = self.shared.entries().get(&wanted.of.sandbox).map(Arc::clone);
+        let living = entry.filter(|entry| {
+            entry.state() == SandboxState::Running && entry.shown().project == wanted.of.project
+        });
+        match living {
+            Some(entry) => {
+                // More than may be under way are not there: they were counted when they were begun.
+                let Ok((progress, _)) = keeper.progress(&wanted.of, Launch::Elsewhere) else { return Ok(()) };
+                let (shared, of) = (Arc::clone(&self.shared), wanted.of.clone());
+                let attendant = Attendant { shared, entry, of, progress };
+                tokio::spawn(attendant.go_on(wanted));
+                Ok(())
+            }
+            None => {
+                let (sandbox, exec) = (wanted.of.sandbox.clone(), wanted.of.exec.clone());
+                keeper.shelf.clear(&wanted.of).await?;
+                keeper.shelf.keep(&wanted.of, &Artifacts::lost(sandbox, exec, gone())).await?;
+                keeper.shelf.unwant(&wanted.of).await
+            }
+        }
     }
 }
 

@@ -61,6 +61,7 @@ struct Pointer {
 /// A dataset and where in a sandbox it goes.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
+    project: String,
     path: FilePath,
     key: Path,
     dataset: Dataset,
@@ -137,7 +138,8 @@ impl Datasets {
             let path = FilePath::new(path.as_bytes()).map_err(Error::Request)?;
             let pointer = self.pointer(project, name).await?;
             let Pointer { dataset, object } = pointer.ok_or_else(|| Error::Request(missing(name)))?;
-            placed.push(Placed { path, key: key([project, name, &object]), dataset });
+            let key = key([project, name, &object]);
+            placed.push(Placed { project: project.to_owned(), path, key, dataset });
         }
         Ok(placed)
     }
@@ -178,16 +180,36 @@ impl Datasets {
         }
     }
 
-    /// Removes what killed servers left.
+    /// Removes what killed servers and clients that went away left: contents that no dataset names.
     pub(crate) async fn tidy(&self) -> Result<(), Error> {
-        self.objects.sweep().await
+        self.objects.sweep().await?;
+        for project in self.objects.names(&Path::default()).await? {
+            // Contents are whole, and not named yet, only as long as somebody has this.
+            let _counting = self.counting.lock().await;
+            for name in self.objects.names(&key([&*project])).await? {
+                let named = self.pointer(&project, &name).await?.map(|pointer| pointer.object);
+                self.remove_others(&project, &name, named.as_deref()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the contents of a dataset but these.
+    async fn remove_others(&self, project: &str, name: &str, object: Option<&str>) -> Result<(), Error> {
+        let mut found = self.objects.below(&key([project, name]));
+        while let Some(meta) = found.next().await {
+            let location = meta?.location;
+            if location.filename() != Some(POINTER) && location.filename() != object {
+                self.objects.remove(&location).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn put_one(&self, files: &Files, placed: &Placed) -> Result<(), Error> {
         let name = &placed.dataset.name;
-        let outgoing = self.objects.read(&placed.key).await?;
-        let mut outgoing: Outgoing = outgoing.ok_or_else(|| Error::Request(missing(name)))?;
-        let sha256 = Some(placed.dataset.sha256.clone());
+        let (sha256, mut outgoing) = self.contents(placed).await?;
+        let sha256 = Some(sha256);
         let ask = FileAsk::Write { path: placed.path.clone(), offset: None, mode: None, sha256 };
         let told = |error: Error| {
             let Error::Guest(error) = error else { return error };
@@ -199,6 +221,18 @@ impl Datasets {
             writing.push(bytes).await.map_err(told)?;
         }
         writing.finish().await.map(drop).map_err(told)
+    }
+
+    /// The hash and the bytes of a dataset; if it was replaced since it was asked for, of the one in its place.
+    async fn contents(&self, placed: &Placed) -> Result<(String, Outgoing), Error> {
+        let name = &placed.dataset.name;
+        if let Some(outgoing) = self.objects.read(&placed.key).await? {
+            return Ok((placed.dataset.sha256.clone(), outgoing));
+        }
+        let gone = || Error::Request(missing(name));
+        let Pointer { dataset, object } = self.pointer(&placed.project, name).await?.ok_or_else(gone)?;
+        let outgoing = self.objects.read(&key([&*placed.project, &**name, &*object])).await?;
+        Ok((dataset.sha256, outgoing.ok_or_else(gone)?))
     }
 
     async fn pointer(&self, project: &str, name: &str) -> Result<Option<Pointer>, Error> {
@@ -276,13 +310,7 @@ impl Putting<'_> {
             return Err(full(error));
         }
         // What was there before is nobody's now.
-        let mut found = datasets.objects.below(&key([&*project, &*name]));
-        while let Some(meta) = found.next().await {
-            let location = meta?.location;
-            if location != own && location.filename() != Some(POINTER) {
-                datasets.objects.remove(&location).await?;
-            }
-        }
+        datasets.remove_others(&project, &name, Some(&object)).await?;
         Ok(dataset)
     }
 
@@ -400,5 +428,37 @@ mod tests {
         let datasets = Datasets::open(data.path(), u64::MAX).unwrap();
         assert_eq!(code(put(&datasets, "a", b"1", PLENTY).await), ErrorCode::Capacity);
         assert_eq!(datasets.list("p").await.unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn contents_that_no_dataset_names_are_removed_and_others_are_not() {
+        let (_data, datasets) = datasets();
+        put(&datasets, "a.csv", b"named", PLENTY).await.unwrap();
+        // As a server leaves them that is killed between the contents and their name.
+        for name in ["a.csv", "never.csv"] {
+            let mut left = datasets.objects.begin(&key(["p", name, "left"])).await.unwrap();
+            left.push(&Bytes::from_static(b"left")).await.unwrap();
+            left.finish().await.unwrap();
+        }
+        datasets.tidy().await.unwrap();
+        assert_eq!(content(&datasets, "a.csv").await, &b"named"[..]);
+        assert!(!datasets.objects.has(&key(["p", "a.csv", "left"])).await.unwrap());
+        assert!(!datasets.objects.has(&key(["p", "never.csv", "left"])).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_dataset_that_is_replaced_while_a_sandbox_starts_is_the_one_in_its_place() {
+        let (_data, datasets) = datasets();
+        put(&datasets, "a.csv", b"first", PLENTY).await.unwrap();
+        let places = BTreeMap::from([("x".to_owned(), "a.csv".to_owned())]);
+        let placed = datasets.resolve("p", &places).await.unwrap();
+        let second = put(&datasets, "a.csv", b"second", PLENTY).await.unwrap();
+        let (sha256, mut outgoing) = datasets.contents(&placed[0]).await.unwrap();
+        assert_eq!(
+            (sha256, outgoing.next().await.unwrap().unwrap()),
+            (second.sha256, Bytes::from_static(b"second"))
+        );
+        datasets.remove("p", "a.csv").await.unwrap();
+        assert_eq!(code(datasets.contents(&placed[0]).await), ErrorCode::NotFound);
     }
 }

@@ -215,12 +215,14 @@ impl Driver {
 
     /// Writes down where the sandbox is in its life, and tells everybody.
     fn publish(&self, phase: Phase) {
+        let alone = self.entry.alone();
         self.entry.enter(phase, clock::wall_ms());
         let record = self.entry.record();
         if let Err(error) = self.shared.journal.save(&record) {
             // What runs goes on, and its end is told from memory; after a restart it is found as it was.
             tracing::error!(sandbox = %self.entry.id(), error = crate::error::chain(&error), "not written down");
         }
+        drop(alone);
         self.shared.say(SandboxEvent::Changed { sandbox: Box::new(record.sandbox) });
     }
 }

@@ -29,6 +29,7 @@ pub(crate) struct Entry {
     /// Calls in progress.
     calls: AtomicU32,
     uses: Mutex<Uses>,
+    saving: Mutex<()>,
 }
 
 /// When a sandbox was last used, and when it must be looked at.
@@ -57,6 +58,7 @@ impl Entry {
             inbox,
             calls: AtomicU32::new(0),
             uses: Mutex::new(Uses { active: Instant::now(), idle, due: None, look: None }),
+            saving: Mutex::default(),
         }
     }
 
@@ -67,6 +69,12 @@ impl Entry {
     /// What is written down of it.
     pub fn record(&self) -> Record {
         self.record.borrow().clone()
+    }
+
+    /// Whoever changes what is written down of it is alone until it is written: else the last to write could be the first to have
+    /// read.
+    pub fn alone(&self) -> MutexGuard<'_, ()> {
+        locked(&self.saving)
     }
 
     /// What is shown of it.

@@ -100,7 +100,7 @@ impl Node {
         });
         let node = Self { shared };
         node.recover().await?;
-        node.recover_artifacts().await?;
+        node.recover_artifacts().await;
         Ok(node)
     }
 
@@ -165,8 +165,11 @@ impl Node {
     pub fn renew(&self, id: &SandboxId, idle: Duration) -> Result<Shown, Error> {
         let entry = self.known(id)?;
         let _call = entry.call()?;
-        entry.renew(idle);
-        self.shared.journal.save(&entry.record())?;
+        {
+            let _alone = entry.alone();
+            entry.renew(idle);
+            self.shared.journal.save(&entry.record())?;
+        }
         entry.tell(Word::Look);
         Ok(entry.shown())
     }
@@ -184,6 +187,7 @@ impl Node {
     pub fn publish(&self, id: &SandboxId, port: u16, public: bool) -> Result<Ports, Error> {
         let entry = self.known(id)?;
         let _call = entry.call()?;
+        let _alone = entry.alone();
         let before = entry.record().ports;
         entry.publish(port, public)?;
         let record = entry.record();

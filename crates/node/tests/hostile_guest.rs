@@ -312,12 +312,15 @@ async fn lies_about_files_are_refused() {
     let info = |version: &str| INFO.replace(r#""version":"1""#, &format!(r#""version":"{version}""#));
     let head = |json: &str| part(PartKind::Head, json);
     let told = |info: &str| head(&format!(r#"{{"answer":"info","info":{info}}}"#));
+    let long = "t".repeat(20_000);
     for lie in [
         head(r#"{"answer":"page","items":[],"more":false}"#),
         head(r#"{"answer":"done","count":1}"#),
         head(r#"{"answer":"what"}"#),
         told(&info("a\r\nset-cookie: x")),
         told(&INFO.replace("/workspace/a", "../a")),
+        told(&INFO.replace(r#""version":"1""#, &format!(r#""version":"1","target":"{long}""#))),
+        told(&INFO.replace("/workspace/a", &long).replace(r#""kind""#, r#""path_encoded":"a","kind""#)),
         [told(INFO), part(PartKind::Data, "x")].concat(),
         [told(INFO), told(INFO)].concat(),
         head(

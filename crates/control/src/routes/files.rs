@@ -19,10 +19,10 @@ pub mod watch;
 
 use std::sync::Arc;
 
-use api::Error;
 use api::account::Role;
 use api::files::{Counted, EditRequest, FileAnswer, FileAsk, FileInfo, FilePath, HashedFile, PAGE_MAX};
 use api::server::Page;
+use api::{Error, Ran};
 use axum::Json;
 use axum::extract::State;
 use node::Call;
@@ -197,8 +197,11 @@ impl Change {
         let place = place(&caller.share)?;
         let call = noted(caller, &platform, named, act, &detail).await?;
         let held = Held::new(platform, call, place);
+        // What arrived of these stays.
+        let lasts = matches!(ask, FileAsk::Unpack { .. } | FileAsk::Write { offset: Some(_), .. });
+        let cut = |error: Error| if lasts { Error { ran: Ran::Unknown, ..error } } else { error };
         let mut writing = held.call().files().write(ask).await?;
-        while let Some(bytes) = coming.next().await? {
+        while let Some(bytes) = coming.next().await.map_err(cut)? {
             if let Err(error) = writing.push(bytes).await {
                 return Err(coming.refuse(error).await);
             }

@@ -22,7 +22,7 @@ use super::content::take;
 use super::failure::{conflict, failed, failed_io, show};
 use super::parts::{self, Outlet, Sent};
 use super::place::{Place, enter, join, kind, version};
-use super::worker::unheard;
+use super::worker::{changed, unheard};
 use crate::layer::{Ahead, Entry, Fault, Kind, Source, broken};
 
 /// Entries of one archive.
@@ -281,6 +281,7 @@ impl Unpacker {
             }
         }
         self.report.entries += 1;
+        changed();
         Ok(())
     }
 

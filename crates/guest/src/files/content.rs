@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use super::failure::{conflict, failed, failed_io, show};
 use super::parts::{self, Outlet};
 use super::place::{Place, describe, version};
-use super::worker::unheard;
+use super::worker::{changed, unheard};
 
 /// One read or write of a file.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -130,6 +130,7 @@ pub fn write_on(
     }
     rustix::fs::ftruncate(&file, offset).map_err(fault("shorten")).map_err(tell)?;
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(offset)).map_err(fault("write to")).map_err(tell)?;
+    changed();
     let mut hasher = Sha256::new();
     take(sent, &file, &place.path, |bytes| {
         if offset == 0 {

@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 use std::os::fd::OwnedFd;
 
 use api::Error;
-use api::files::{FileAnswer, FileInfo, FileKind, FilePath};
+use api::files::{FileAnswer, FileInfo, FileKind, FilePath, PATH_BYTES_MAX};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 
 use super::failure::{conflict, failed, show};
@@ -15,6 +15,8 @@ use super::place::{Place, describe, enter, join, kind, target, unseen};
 
 /// A page ends when its paths have so many bytes, however few they are: it must fit a body, escaped.
 const PAGE_BYTES_MAX: usize = 1 << 20;
+/// The longest name that Linux has.
+const NAME_BYTES_MAX: usize = 255;
 
 /// A page that is being filled.
 struct Page {
@@ -32,6 +34,9 @@ pub fn page(path: &FilePath, depth: u32, after: Option<FilePath>, limit: u32) ->
         None => Vec::new(),
         Some(after) => below(&place.path, after.as_bytes())?,
     };
+    if !has_room(&place.path) {
+        return Err(too_long(&place.path));
+    }
     let limit = usize::try_from(limit).unwrap_or(1);
     let mut page = Page { items: Vec::new(), limit, bytes: 0, more: false };
     page.fill(&directory, &place.path, depth, &after).map_err(|errno| failed("list", &place.path, errno))?;
@@ -50,6 +55,18 @@ fn open(place: &Place) -> Result<OwnedFd, Error> {
             errno => failed("list", &place.path, errno),
         },
     )
+}
+
+/// Whether every name in a directory makes a path that can be told.
+fn has_room(path: &[u8]) -> bool {
+    path.len() + 1 + NAME_BYTES_MAX <= PATH_BYTES_MAX
+}
+
+fn too_long(path: &[u8]) -> Error {
+    let most = (PATH_BYTES_MAX - NAME_BYTES_MAX - 1) as u64;
+    let error =
+        api::limits::exceeded("the length of the path of a directory to list", path.len() as u64, most);
+    Error { fix: "Go into it with a command in the sandbox, or move it to a shorter path.".into(), ..error }
 }
 
 /// The names that lead from a directory to a path below it.
@@ -129,6 +146,12 @@ impl Page {
         if depth <= 1 {
             return;
         }
+        if !has_room(path) {
+            if let Some(last) = self.items.last_mut() {
+                last.error = Some(too_long(path));
+            }
+            return;
+        }
         let opened = enter(parent, name);
         let listed = opened.and_then(|inside| self.fill(&inside, path, depth - 1, after));
         if let (Err(errno), Some(last)) = (listed, self.items.last_mut())
@@ -204,5 +227,27 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = FilePath::new(root.path().to_str().unwrap()).unwrap();
         assert!(page(&path, 1, Some(FilePath::new("/elsewhere/x").unwrap()), 1).is_err());
+    }
+
+    #[test]
+    fn a_tree_with_paths_longer_than_any_path_is_listed_as_far_as_they_can_be_told() {
+        let root = tempfile::tempdir().unwrap();
+        let mut directory =
+            rustix::fs::openat(rustix::fs::CWD, root.path(), OFlags::PATH, Mode::empty()).unwrap();
+        let name = "d".repeat(NAME_BYTES_MAX);
+        for _ in 0..20 {
+            rustix::fs::mkdirat(&directory, &*name, Mode::RWXU).unwrap();
+            directory = rustix::fs::openat(&directory, &*name, OFlags::PATH, Mode::empty()).unwrap();
+        }
+        std::fs::write(root.path().join("z"), "").unwrap();
+        let path = FilePath::new(root.path().to_str().unwrap()).unwrap();
+        let FileAnswer::Page { items, more } = page(&path, 256, None, 1000).unwrap() else {
+            panic!("no page")
+        };
+        assert!(!more && items.iter().all(|info| info.exact().is_ok()));
+        let errors: Vec<_> = items.iter().filter_map(|info| info.error.as_ref()).collect();
+        assert_eq!(errors.len(), 1, "the last directory that could be told: {errors:?}");
+        assert_eq!(errors[0].code, api::ErrorCode::LimitExceeded);
+        assert!(items.last().unwrap().path.ends_with("/z"), "what comes after it is listed");
     }
 }

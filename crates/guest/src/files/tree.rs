@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use super::content::{Fresh, take};
 use super::failure::{conflict, failed, show};
 use super::place::{DIRECTORY, Place, enter, join, kind, too_deep};
+use super::worker::{changed, undone};
 
 /// Names of a directory that are removed before it is read again: a million of them are never held at once.
 const BATCH: usize = 4096;
@@ -39,6 +40,7 @@ pub fn rename(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Erro
         Ok(()) => Ok(1),
         Err(Errno::XDEV) => {
             let count = copy(from, to, replace)?;
+            changed();
             remove(from, true)?;
             Ok(count)
         }
@@ -78,6 +80,7 @@ pub fn copy(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error>
     });
     if placed.is_err() {
         let _ = clear(&target.parent, &name, (&target.path, 0));
+        undone();
     }
     placed
 }
@@ -116,7 +119,10 @@ fn clear(parent: &OwnedFd, name: &[u8], at: (&[u8], u32)) -> Result<u64, Error> 
     let (path, depth) = at;
     let fault = |errno| failed("remove", path, errno);
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
-        Ok(()) => return Ok(1),
+        Ok(()) => {
+            changed();
+            return Ok(1);
+        }
         Err(Errno::NOENT) => return Ok(0),
         Err(Errno::ISDIR | Errno::PERM) => {}
         Err(errno) => return Err(fault(errno)),

@@ -2,13 +2,27 @@
 
 use std::io;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use api::Error;
 use api::files::{FileAnswer, FileAsk};
+use api::{Error, Ran};
 
 use super::parts::{self, Sent};
 use super::place::Place;
 use super::{archive, content, list, tree, watch};
+
+/// Whether anything was changed that stays as it is if the request fails. This process serves one request.
+static CHANGED: AtomicBool = AtomicBool::new(false);
+
+/// From now on a failure is one of something half-done.
+pub fn changed() {
+    CHANGED.store(true, Ordering::Relaxed);
+}
+
+/// What was changed is as it was again.
+pub fn undone() {
+    CHANGED.store(false, Ordering::Relaxed);
+}
 
 /// Takes one request from standard input and answers it on standard output.
 pub fn run() -> ExitCode {
@@ -18,6 +32,9 @@ pub fn run() -> ExitCode {
         Ok(Some(answer)) => parts::head(&answer),
         // It has answered by itself: there was data.
         Ok(None) => Ok(()),
+        Err(error) if CHANGED.load(Ordering::Relaxed) => {
+            parts::head(&FileAnswer::Refused { error: Error { ran: Ran::Yes, ..error } })
+        }
         Err(error) => parts::head(&FileAnswer::Refused { error }),
     };
     // Nobody listens any more: there is nobody to tell.

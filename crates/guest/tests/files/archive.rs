@@ -130,3 +130,18 @@ fn an_archive_that_breaks_off_or_bursts_is_refused() {
     garbage.extend(b"trailing");
     assert!(unpack(directory.path(), &garbage, Compression::None).is_err());
 }
+
+#[test]
+fn what_failed_half_way_says_that_something_was_done() {
+    let directory = tempfile::tempdir().unwrap();
+    let half = joined(&[
+        entry(b"first", EntryType::Regular, b"", b"here"),
+        entry(b"../outside", EntryType::Regular, b"", b"refused"),
+    ]);
+    let error = unpack(directory.path(), &half, Compression::None).unwrap_err();
+    assert_eq!(error.ran, api::Ran::Yes, "{error:?}");
+    assert_eq!(fs::read(directory.path().join("first")).unwrap(), b"here");
+    let none = entry(b"../outside", EntryType::Regular, b"", b"refused");
+    let error = unpack(directory.path(), &none, Compression::None).unwrap_err();
+    assert_eq!(error.ran, api::Ran::No, "{error:?}");
+}

@@ -44,7 +44,13 @@ enum Waited {
 impl Attendant {
     /// From the look before the exec to the manifest.
     pub async fn begin(self, mut wanted: Wanted, spec: ExecSpec) {
-        match self.launch(&mut wanted, spec).await {
+        if let Err(error) = self.prepare(&mut wanted).await {
+            // Nothing was started.
+            self.progress.launch.send_replace(Launch::Refused(api::Error { ran: Ran::No, ..error.to_api() }));
+            self.forget().await;
+            return self.finish();
+        }
+        match self.launch(spec).await {
             Ok(info) => {
                 self.progress.launch.send_replace(Launch::Started(Box::new(info)));
                 wanted.started = true;
@@ -56,11 +62,12 @@ impl Attendant {
             }
             Err(error) => {
                 let told = error.to_api();
-                let ran = told.ran;
-                self.progress.launch.send_replace(Launch::Refused(told));
-                if ran == Ran::No {
+                if told.ran == Ran::No {
+                    self.progress.launch.send_replace(Launch::Refused(told));
                     self.forget().await;
                 } else {
+                    // It may run: whoever asks for it is told by the guest.
+                    self.progress.launch.send_replace(Launch::Elsewhere);
                     self.attend(&wanted).await;
                 }
             }
@@ -78,19 +85,27 @@ impl Attendant {
         self.finish();
     }
 
-    async fn launch(&self, wanted: &mut Wanted, spec: ExecSpec) -> Result<ExecInfo, Error> {
+    /// Looks at the folders and writes down what is wanted, unless a server before this one did.
+    async fn prepare(&self, wanted: &mut Wanted) -> Result<(), Error> {
         let call = self.entry.call()?;
-        if !self.shelf().is_wanted(&self.of).await? {
-            (wanted.before, wanted.unseen) = before(&call.files(), &wanted.keep).await?;
-            self.shelf().want(wanted).await.map_err(|error| match crate::objects::is_full(&error) {
-                true => {
-                    let (what, why) = ("artifacts", "the disk is full".into());
-                    Error::Runtime(runtime::Error::Capacity { what, why })
-                }
-                false => error,
-            })?;
+        if self.shelf().is_wanted(&self.of).await? {
+            return Ok(());
         }
-        call.exec(&self.of.exec, spec).await
+        let (files, within) = (call.files(), within(&wanted.keep));
+        let late = |_| Error::Deadline { what: "the look at the folders of artifacts", after: within };
+        let looked = tokio::time::timeout(within, before(&files, &wanted.keep)).await.map_err(late)?;
+        (wanted.before, wanted.unseen) = looked?;
+        self.shelf().want(wanted).await.map_err(|error| match crate::objects::is_full(&error) {
+            true => {
+                let (what, why) = ("artifacts", "the disk is full".into());
+                Error::Runtime(runtime::Error::Capacity { what, why })
+            }
+            false => error,
+        })
+    }
+
+    async fn launch(&self, spec: ExecSpec) -> Result<ExecInfo, Error> {
+        self.entry.call()?.exec(&self.of.exec, spec).await
     }
 
     /// Waits for the end of the exec, takes out what is to be kept, and writes it down.
@@ -109,7 +124,7 @@ impl Attendant {
         } else if is_cut {
             artifacts.error = Some(still_running());
         }
-        artifacts.complete = artifacts.error.is_none();
+        artifacts.complete = artifacts.error.is_none() && !artifacts.unseen;
         loop {
             match self.shelf().keep(&self.of, &artifacts).await {
                 Ok(()) => break,
@@ -156,8 +171,10 @@ impl Attendant {
     }
 
     async fn collect(&self, wanted: &Wanted, into: &mut Artifacts) -> Result<(), Error> {
+        // Those who have theirs are done in time, so everybody's comes.
+        let own = self.shared.keeper.turns_of(&self.of.project);
+        let _turns = (own.acquire().await, self.shared.keeper.turns.acquire().await);
         let deadline = Instant::now() + within(&wanted.keep);
-        let _turn = tokio::time::timeout_at(deadline, self.shared.keeper.turns.acquire()).await;
         let call = self.entry.call()?;
         Collection { files: &call.files(), shelf: self.shelf(), wanted, deadline }.collect(into).await
     }

@@ -89,6 +89,7 @@ impl<'a> Choice<'a> {
             Some(why) => self.tally.leave(&info, why),
             None => {
                 (self.names_bytes, self.bytes) = (names_bytes, bytes);
+                let info = FileInfo { target: None, ..info };
                 self.chosen.push(Chosen { info, path, name });
             }
         }

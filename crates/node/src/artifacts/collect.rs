@@ -16,6 +16,7 @@ use crate::objects;
 
 /// Whatever may work when it is asked again is asked so often.
 const TRIES: u32 = 3;
+const AGAIN_AFTER: std::time::Duration = std::time::Duration::from_millis(200);
 /// A file that is written to while it is read is read so often.
 const READS: u32 = 2;
 
@@ -40,8 +41,12 @@ enum Fetched {
 pub async fn before(files: &Files, keep: &Keep) -> Result<(Marks, bool), Error> {
     let mut marks = Marks::default();
     let look = walk(files, keep, |_, path, info| marks.note(&path, &info)).await?;
-    // A folder that cannot be looked at now may be one after the run.
-    Ok((marks, look.unseen))
+    match look.error {
+        // What was there before would be taken for new.
+        Some(error) if error.retry == Retry::Safe => Err(Error::Guest(error)),
+        // A folder that cannot be looked at now may be one after the run.
+        Some(_) | None => Ok((marks, look.unseen)),
+    }
 }
 
 /// A collection, and when it must be over.
@@ -219,7 +224,11 @@ async fn patiently(files: &Files, ask: &FileAsk) -> Result<FileAnswer, Error> {
     let mut tries = 1..TRIES;
     loop {
         match files.ask(ask).await {
-            Err(Error::Request(error)) if error.retry == Retry::Safe && tries.next().is_some() => {}
+            Err(Error::Request(error) | Error::Guest(error))
+                if error.retry == Retry::Safe && tries.next().is_some() =>
+            {
+                tokio::time::sleep(AGAIN_AFTER).await;
+            }
             other => return other,
         }
     }

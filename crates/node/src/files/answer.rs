@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::files::{FileAnswer, FileAsk, FileEvent, FileInfo, FilePath, READ_BYTES_MAX};
+use api::files::{FileAnswer, FileAsk, FileEvent, FileInfo, FilePath, PATH_BYTES_MAX, READ_BYTES_MAX};
 use api::{ErrorCode, Layer, Ran, Retry, limits};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -16,6 +16,8 @@ use crate::link::Link;
 const WORDS_BYTES_MAX: usize = 256 << 10;
 /// What is passed on of a message.
 const MESSAGE_BYTES_MAX: usize = 2048;
+/// A path as text: each byte that is no UTF-8 becomes three.
+const SHOWN_BYTES_MAX: usize = 3 * PATH_BYTES_MAX;
 /// A version is a few numbers.
 const VERSION_BYTES_MAX: usize = 128;
 /// After its last word a process ends at once; whether it does is not waited for longer.
@@ -66,7 +68,9 @@ impl Answer {
 
     /// The head. Can be dropped and asked again.
     pub async fn head(&mut self, within: Duration) -> Result<FileAnswer, Break> {
-        match self.next(within).await? {
+        // All of it in time: one byte now and then is no answer.
+        let next = tokio::time::timeout(within, self.next(within));
+        match next.await.unwrap_or(Err(Break::Silent(within)))? {
             Found::Head(head) => Ok(head),
             Found::Data(_) | Found::End(_) => Err(Break::Wrong(misplaced())),
         }
@@ -222,10 +226,16 @@ pub fn misplaced() -> Error {
     Error::Protocol("an answer to something else than was asked".into())
 }
 
-/// Whether it can be what is at a path.
+/// Whether it can be what is at a path. Whoever keeps many of them counts on each being small.
 fn sound(info: &FileInfo) -> bool {
     let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
-    info.exact().is_ok() && info.version.len() <= VERSION_BYTES_MAX && info.version.bytes().all(plain)
+    let short = |text: &str| text.len() <= SHOWN_BYTES_MAX;
+    info.exact().is_ok()
+        && short(&info.path)
+        && info.target.as_deref().is_none_or(short)
+        && info.error.as_ref().is_none_or(|error| short(&error.message) && short(&error.fix))
+        && info.version.len() <= VERSION_BYTES_MAX
+        && info.version.bytes().all(plain)
 }
 
 fn shortened(mut text: String) -> String {

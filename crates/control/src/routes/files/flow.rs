@@ -134,12 +134,12 @@ impl Coming {
     ///
     /// # Errors
     /// It breaks off, or nothing of it comes.
-    pub async fn next(&mut self) -> Answer<Option<Bytes>> {
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         match timeout(IDLE_MAX, self.0.frame()).await {
             Ok(None) => Ok(None),
             Ok(Some(Ok(frame))) => Ok(Some(frame.into_data().unwrap_or_default())),
-            Ok(Some(Err(_))) => Err(Error::invalid("the body broke off", "Send the request again.").into()),
-            Err(_) => Err(silent().into()),
+            Ok(Some(Err(_))) => Err(Error::invalid("the body broke off", "Send the request again.")),
+            Err(_) => Err(silent()),
         }
     }
 
