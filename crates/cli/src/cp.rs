@@ -29,7 +29,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::connect::{Connection, explain};
-use crate::show;
+use crate::show::{self, Heard};
 use place::{Place, below, last_name, local_name};
 use unpack::Unpacker;
 
@@ -85,7 +85,9 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
                 let Place::There { sandbox, path } = place else { return Err(nowhere()) };
                 let files = client.files(&sandbox);
                 for path in glob::expand(&files, &path).await? {
-                    pour(&files, &path).await?;
+                    if pour(&files, &path).await? == Heard::No {
+                        return Ok(ExitCode::SUCCESS);
+                    }
                 }
             }
         }
@@ -94,18 +96,17 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the bytes of a file to standard output.
-pub async fn pour(files: &Files, path: &FilePath) -> Result<(), Error> {
+/// Writes the bytes of a file to standard output, and says whether anybody still reads it.
+pub async fn pour(files: &Files, path: &FilePath) -> Result<Heard, Error> {
     let mut reader = files.reader(path).await.map_err(|error| explain(&error))?;
     let mut stdout = tokio::io::stdout();
     while let Some(bytes) = reader.next().await.map_err(|error| explain(&error))? {
-        // Whoever closed our output does not want to hear of it.
-        if stdout.write_all(&bytes).await.is_err() {
-            return Ok(());
+        if show::heard(stdout.write_all(&bytes).await)? == Heard::No {
+            return Ok(Heard::No);
         }
     }
-    let _ = stdout.flush().await;
-    Ok(())
+    // Only then is it known whether the last bytes were taken.
+    show::heard(stdout.flush().await)
 }
 
 /// Copying into a sandbox.

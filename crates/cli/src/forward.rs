@@ -69,7 +69,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     if url {
         for Pair { remote, .. } in ports {
             let port = answer(&client, client.port(&sandbox, remote)).await?;
-            show::line(&format!("{}/?{}={}", port.url, ports::TOKEN_QUERY, port.token));
+            show::line(&format!("{}/?{}={}", port.url, ports::TOKEN_QUERY, port.token))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -79,7 +79,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     for Pair { local, remote } in ports {
         let listener = listen(local).await?;
         let address = listener.local_addr().map_err(|error| platform(error.to_string()))?;
-        show::line(&format!("http://{address} is port {remote} of {sandbox}"));
+        show::line(&format!("http://{address} is port {remote} of {sandbox}"))?;
         let (client, sandbox, places) = (client.clone(), sandbox.clone(), Arc::clone(&places));
         tokio::spawn(take(listener, client, sandbox, remote, places));
     }
