@@ -96,14 +96,15 @@ impl Files {
     /// Takes a file of the sandbox to this machine, with its permissions.
     ///
     /// # Errors
-    /// It cannot be read there or written here, changes faster than it can be read (`conflict`), or the server does not answer
-    /// any more.
+    /// It cannot be read there or written here, what is here is no regular file (`not_regular`), it changes faster than it can be
+    /// read (`conflict`), or the server does not answer any more.
     pub async fn download(
         &self,
         path: &FilePath,
         local: &Path,
         seen: Progress<'_>,
     ) -> Result<FileInfo, Error> {
+        replaceable(local).await?;
         let mut begun = 0;
         loop {
             let mut reader = self.reader(path).await?;
@@ -236,6 +237,23 @@ impl Drop for Part {
     }
 }
 
+/// Whether a file may take the place of what is here. A device or a pipe is written to, and a name that was given to one must
+/// not make a file of it.
+async fn replaceable(local: &Path) -> Result<(), Error> {
+    match tokio::fs::metadata(local).await {
+        Ok(known) if !known.is_file() => Err(Error::Refused(api::Error {
+            code: ErrorCode::NotRegular,
+            message: format!("{} is no regular file of this machine, and is not replaced by one", local.display()),
+            layer: Layer::UserCode,
+            ran: Ran::No,
+            retry: Retry::Useless,
+            fix: "Name a file, or a name that nothing has yet; `belljar cp` writes to standard output with `-`.".into(),
+        })),
+        // What else is wrong with the place is told by making the part.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
 /// A hidden name in the same directory that nothing else has.
 fn beside(path: &[u8]) -> Result<Vec<u8>, Error> {
     let at = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
@@ -282,6 +300,21 @@ mod tests {
             let directory =
                 |path: &[u8]| path.iter().rposition(|byte| *byte == b'/').map(|at| path[..at].to_vec());
             assert_eq!(directory(&part), directory(path));
+        }
+    }
+
+    #[tokio::test]
+    async fn only_a_regular_file_is_replaced() {
+        let here = tempfile::tempdir().unwrap();
+        let file = here.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        std::os::unix::fs::symlink("/dev/null", here.path().join("link")).unwrap();
+        for place in [Path::new("/dev/null"), here.path(), &here.path().join("link")] {
+            let error = replaceable(place).await.unwrap_err();
+            assert_eq!(error.code(), Some(ErrorCode::NotRegular), "{}", place.display());
+        }
+        for place in [file, here.path().join("new"), here.path().join("no/such")] {
+            assert!(replaceable(&place).await.is_ok(), "{}", place.display());
         }
     }
 
