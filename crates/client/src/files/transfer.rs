@@ -32,6 +32,9 @@ const NAMED_AGAIN_MAX: u32 = 3;
 /// What of a name goes into that of its part: the rest of the 255 bytes is for what makes it another.
 const NAME_KEPT_BYTES: usize = 200;
 
+/// What the owner of a part must be allowed: to write it on and to hash it.
+const OWNER: u32 = 0o600;
+
 /// Is told how many bytes are there.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
@@ -48,7 +51,8 @@ struct Hashed {
 }
 
 impl Files {
-    /// Puts a file of this machine into the sandbox, with its permissions.
+    /// Puts a file of this machine into the sandbox, with its permissions; to those of a large one, it is added that its owner
+    /// may read and write it.
     ///
     /// # Errors
     /// It cannot be read here or written there, changed meanwhile (`conflict`), or the server does not answer any more.
@@ -79,8 +83,9 @@ impl Files {
         }
         let part = FilePath::new(beside(path.as_bytes())?).map_err(Error::Refused)?;
         let sent = async {
-            // A file that is written on keeps the permissions it was made with.
-            self.write(&part, bytes::Bytes::new(), Some(mode)).await?;
+            // A file that is written on keeps the permissions it was made with, and nothing changes them later: so its owner may
+            // read and write it, also where that is not so here. Without that, it could not be written on.
+            self.write(&part, bytes::Bytes::new(), Some(mode | OWNER)).await?;
             let sha256 = self.send_on(&mut file, local, &part, seen).await?;
             self.name(&part, path, sha256).await
         };
