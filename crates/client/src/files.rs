@@ -16,6 +16,7 @@ mod watch;
 
 use api::SandboxId;
 use api::files::{Counted, DIGEST_HEADER, EditRequest, FileInfo, FilePath, HashedFile};
+use api::limits::Limits;
 use api::server::Page;
 use bytes::Bytes;
 use reqwest::Method;
@@ -96,7 +97,8 @@ impl Files {
     /// # Errors
     /// It is none, or may not be read.
     pub async fn hash(&self, path: &FilePath) -> Result<HashedFile, Error> {
-        self.client.link.call(&Ask::get(self.route("/hash", &[("path", path)]))).await
+        let ask = Ask::get(self.route("/hash", &[("path", path)]));
+        self.client.link.call(&ask.within(sending::worked(Limits::MAX.disk_bytes))).await
     }
 
     /// All bytes of a regular file of at most so many.
@@ -121,7 +123,8 @@ impl Files {
     /// It cannot be written there.
     pub async fn write(&self, path: &FilePath, bytes: Bytes, mode: Option<u32>) -> Result<HashedFile, Error> {
         let digest = digest(&Sha256::digest(&bytes).into());
-        let ask = Ask::new(Method::PUT, self.content(path, None, mode)).raw(bytes);
+        let within = sending::carried(bytes.len() as u64);
+        let ask = Ask::new(Method::PUT, self.content(path, None, mode)).raw(bytes).within(within);
         self.client.link.call(&ask.header(HeaderName::from_static(DIGEST_HEADER), &digest)).await
     }
 
@@ -192,7 +195,7 @@ impl Files {
     }
 
     async fn counted(&self, ask: Ask) -> Result<u64, Error> {
-        let ask = ask.within(sending::worked(api::limits::Limits::MAX.disk_bytes));
+        let ask = ask.within(sending::worked(Limits::MAX.disk_bytes));
         let Counted { count } = self.client.link.call(&ask).await?;
         Ok(count)
     }
