@@ -14,6 +14,8 @@ pub(crate) mod sending;
 mod transfer;
 mod watch;
 
+use std::sync::{Arc, Mutex};
+
 use api::SandboxId;
 use api::files::{Counted, DIGEST_HEADER, EditRequest, FileInfo, FilePath, HashedFile};
 use api::limits::Limits;
@@ -41,6 +43,8 @@ const PAGES_MAX: usize = 10_000;
 pub struct Files {
     client: Client,
     sandbox: SandboxId,
+    /// Parts of uploads that were dropped before their end; as many as there were uploads.
+    left: Arc<Mutex<Vec<FilePath>>>,
 }
 
 /// One page of a listing.
@@ -49,7 +53,7 @@ pub type Listed = Page<FileInfo>;
 impl Client {
     /// The files of a sandbox. Nothing is sent yet.
     pub fn files(&self, sandbox: &SandboxId) -> Files {
-        Files { client: self.clone(), sandbox: sandbox.clone() }
+        Files { client: self.clone(), sandbox: sandbox.clone(), left: Arc::default() }
     }
 }
 

@@ -20,6 +20,8 @@ use tar::Archive;
 const ENTRIES_MAX: u64 = Limits::MAX.disk_inodes;
 /// Bytes of all files: no sandbox has a larger disk.
 const BYTES_MAX: u64 = Limits::MAX.disk_bytes;
+/// What may follow the last entry: packers fill up to 10 KiB with zeros, some up to 1 MiB.
+const REST_BYTES_MAX: u64 = 1 << 20;
 /// One read and write.
 const CHUNK_BYTES: usize = 128 << 10;
 /// How a directory is gone into.
@@ -77,11 +79,11 @@ impl Unpacker {
     ///
     /// # Errors
     /// It is no archive of ours, or tries what it may not; what was unpacked before that stays.
-    pub fn unpack(mut self, from: impl Read) -> Result<Unpacked, Error> {
+    pub fn unpack(mut self, mut from: impl Read) -> Result<Unpacked, Error> {
         let broken = |error: io::Error| {
             Error::invalid(format!("the archive broke off or is none: {error}"), "Copy it again.")
         };
-        let mut archive = Archive::new(from);
+        let mut archive = Archive::new(&mut from);
         let (mut long_name, mut long_target) = (None, None);
         for entry in archive.entries().map_err(broken)?.raw(true) {
             let mut entry = entry.map_err(broken)?;
@@ -111,6 +113,11 @@ impl Unpacker {
                     return Err(refused(&name, &what));
                 }
             }
+        }
+        // Whoever sends has more to say after the last entry: blocks of zeros, and how the packing went.
+        let rest = io::copy(&mut from.by_ref().take(REST_BYTES_MAX + 1), &mut io::sink()).map_err(broken)?;
+        if rest > REST_BYTES_MAX {
+            return Err(refused(b"", "more follows its end than an archive has there"));
         }
         Ok(self.unpacked)
     }

@@ -9,6 +9,7 @@
 //! ```
 
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 
 use api::files::{FileInfo, FilePath, HashedFile};
 use api::{ErrorCode, Layer, Ran, Retry};
@@ -44,6 +45,12 @@ struct Part {
     named: bool,
 }
 
+/// A file of the sandbox that has no name yet. One that is dropped so is remembered for [`Files::tidy`].
+struct Unnamed<'a> {
+    files: &'a Files,
+    part: Option<FilePath>,
+}
+
 /// What of a local file was hashed: each byte once, however often it is sent.
 struct Hashed {
     hasher: Sha256,
@@ -52,7 +59,7 @@ struct Hashed {
 
 impl Files {
     /// Puts a file of this machine into the sandbox, with its permissions; to those of a large one, it is added that its owner
-    /// may read and write it.
+    /// may read and write it. After one that was dropped before its end, [`Files::tidy`] removes what it left.
     ///
     /// # Errors
     /// It cannot be read here or written there, changed meanwhile (`conflict`), or the server does not answer any more.
@@ -82,6 +89,7 @@ impl Files {
             }
         }
         let part = FilePath::new(beside(path.as_bytes())?).map_err(Error::Refused)?;
+        let mut unnamed = Unnamed { files: self, part: Some(part.clone()) };
         let sent = async {
             // A file that is written on keeps the permissions it was made with, and nothing changes them later: so its owner may
             // read and write it, also where that is not so here. Without that, it could not be written on.
@@ -89,12 +97,23 @@ impl Files {
             let sha256 = self.send_on(&mut file, local, &part, seen).await?;
             self.name(&part, path, sha256).await
         };
-        match sent.await {
-            Ok(sent) => Ok(sent),
-            Err(error) => {
-                let _ = self.remove(&part, false).await;
-                Err(error)
-            }
+        let sent = sent.await;
+        if sent.is_err() {
+            let _ = self.remove(&part, false).await;
+        }
+        unnamed.part = None;
+        sent
+    }
+
+    /// Removes what uploads left in the sandbox that were dropped before their end.
+    ///
+    /// # Errors
+    /// It cannot be removed, or the server does not answer.
+    pub async fn tidy(&self) -> Result<(), Error> {
+        loop {
+            let part = self.left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let Some(part) = part else { return Ok(()) };
+            self.remove(&part, false).await?;
         }
     }
 
@@ -238,6 +257,14 @@ impl Drop for Part {
     fn drop(&mut self) {
         if !self.named {
             let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for Unnamed<'_> {
+    fn drop(&mut self) {
+        if let Some(part) = self.part.take() {
+            self.files.left.lock().unwrap_or_else(PoisonError::into_inner).push(part);
         }
     }
 }
