@@ -228,7 +228,7 @@ fn enter(here: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Error> {
         Err(errno) => return Err(local("make", name, errno)),
     }
     rustix::fs::openat(here, name, DIRECTORY, Mode::empty()).map_err(|errno| match errno {
-        Errno::NOTDIR | Errno::LOOP => refused(name, "something that is no directory stands in its way"),
+        Errno::NOTDIR | Errno::LOOP => in_the_way(name),
         errno => local("open", name, errno),
     })
 }
@@ -270,6 +270,17 @@ fn refused(name: &[u8], why: &str) -> Error {
     Error::invalid(
         format!("the sandbox sent an archive with {shown:?}, which is not unpacked here: {why}"),
         "Do not trust this sandbox; look at its files with `belljar ls` and copy them one by one.",
+    )
+}
+
+/// For what is on this machine, whoever has put it there: mostly its owner.
+fn in_the_way(name: &[u8]) -> Error {
+    Error::invalid(
+        format!(
+            "cannot go into {:?} on this machine: it is no directory, and no symlink is followed",
+            String::from_utf8_lossy(name)
+        ),
+        "Move it away, or copy to an empty directory; if it is in the way there too, the sandbox has sent it.",
     )
 }
 
@@ -399,6 +410,29 @@ mod tests {
         std::os::unix::fs::symlink("../outside/kept", inside.join("d")).unwrap();
         assert!(unpack(ground.path(), &archive(&[(b'0', b"d", b"", b"x")])).is_ok());
         assert!(inside.join("d").symlink_metadata().unwrap().is_file(), "the symlink was replaced");
+    }
+
+    #[test]
+    fn a_sandbox_is_not_blamed_for_what_was_here_before() {
+        let ground = ground();
+        std::fs::write(ground.path().join("mine"), "x").unwrap();
+        std::os::unix::fs::symlink("outside", ground.path().join("link")).unwrap();
+        for name in ["mine", "link"] {
+            let error = Unpacker::new(ground.path(), Some(name.as_bytes())).err().unwrap();
+            assert!(error.message.contains("on this machine") && !error.fix.contains("trust"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn what_follows_the_end_of_an_archive_is_read_and_bounded() {
+        let mut bytes = archive(&[(b'0', b"x", b"", b"x")]);
+        bytes.extend(vec![0; 10 << 10]);
+        let mut rest = bytes.as_slice();
+        let ground = ground();
+        Unpacker::new(&ground.path().join("inside"), None).unwrap().unpack(&mut rest).unwrap();
+        assert!(rest.is_empty());
+        bytes.extend(vec![0; 2 << 20]);
+        assert!(unpack(ground.path(), &bytes).is_err());
     }
 
     #[test]
