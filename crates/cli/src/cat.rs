@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use api::{Error, SandboxId};
 
 use crate::connect::Connection;
+use crate::show::Heard;
 use crate::{cp, ls};
 
 /// Which files.
@@ -26,7 +27,9 @@ pub struct Arguments {
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let files = connection.client()?.files(&arguments.sandbox);
     for path in &arguments.paths {
-        cp::pour(&files, &ls::path(path)?).await?;
+        if cp::pour(&files, &ls::path(path)?).await? == Heard::No {
+            break;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -3,35 +3,48 @@
 //! | module | holds |
 //! |---|---|
 //! | [`place`] | `SANDBOX:PATH`, a path, or `-` |
+//! | [`up`], [`down`] | copying into a sandbox, and to this machine |
 //! | [`glob`] | wildcards in paths of a sandbox |
 //! | [`pack`], [`unpack`] | directories, as archives; what comes from a sandbox is unpacked as a stranger's |
 //! | [`pipe`] | between threads that wait for a disk and what must not wait |
 //!
 //! Single files are sent and taken so that a broken connection, or a server that is restarted, costs nothing but time; each is
-//! there whole or not at all, and compared by its hash. Directories travel as archives: a copy that breaks off is begun anew.
+//! there whole or not at all, and compared by its hash. Directories travel as archives: a copy that breaks off is begun anew. One
+//! that is interrupted leaves nothing behind that is not whole.
 
+mod down;
 mod glob;
 mod pack;
 mod pipe;
 mod place;
 mod unpack;
+mod up;
 
+use std::collections::HashMap;
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
-use api::files::{FileKind, FilePath};
-use api::layer::Compression;
-use api::{Error, SandboxId};
-use client::Files;
+use api::Error;
+use api::files::FilePath;
+use client::{Client, Files};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::io::AsyncWriteExt as _;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 
 use crate::connect::{Connection, explain};
-use crate::show;
-use place::{Place, below, last_name, local_name};
-use unpack::Unpacker;
+use crate::show::{self, Heard};
+use down::Down;
+use place::Place;
+use up::Up;
+
+/// How long what is not whole may take to be removed, here and there, once we are to leave.
+const LEAVE_WITHIN: Duration = Duration::from_secs(5);
+/// Exit codes as a shell has them for the two signals.
+const INTERRUPTED: u8 = 130;
+const TERMINATED: u8 = 143;
 
 /// What to copy, and whereto.
 #[derive(clap::Args)]
@@ -40,7 +53,8 @@ use unpack::Unpacker;
     belljar cp build:out.bin - | sha256sum\n\n\
     SANDBOX:PATH is in a sandbox, relative to /workspace; anything else is on this machine; - is standard input or output. A \
     directory is copied with what is in it: into TARGET if that is a directory, else as TARGET. A file of the same name is \
-    replaced. A file that is cut off on its way is gone on with.")]
+    replaced. A file that is cut off on its way is gone on with. The exit code is 1 if something of a directory was left out or \
+    written to while it was copied.")]
 pub struct Arguments {
     /// What to copy; the last one is whereto.
     #[arg(required = true, num_args = 2.., value_name = "SOURCE TARGET")]
@@ -50,224 +64,175 @@ pub struct Arguments {
     quiet: bool,
 }
 
+/// Whether all of it was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copied {
+    /// As it was.
+    Whole,
+    /// Something was left out, or is not what it was at any one time.
+    Partly,
+}
+
+/// Where everything goes.
+enum Target {
+    There(Files, FilePath),
+    Here(PathBuf),
+    Pipe,
+}
+
+/// What every copy needs.
+struct Work {
+    bar: ProgressBar,
+    /// Held by each thread that works on files of this machine, until it has ended.
+    alive: mpsc::Sender<()>,
+}
+
 /// Copies all of it, or says what could not be.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let mut places =
         arguments.places.iter().map(|place| Place::parse(place)).collect::<Result<Vec<_>, _>>()?;
     let target = places.pop().ok_or_else(nothing)?;
-    let bar = bar(arguments.quiet);
-    match target {
-        Place::There { sandbox, path } => {
-            let files = client.files(&sandbox);
-            let up =
-                Up { files: &files, sandbox: &sandbox, target: &path, several: places.len() > 1, bar: &bar };
-            for place in places {
-                up.copy(place).await?;
-            }
+    can_be_copied(&places, &target)?;
+    let target = match target {
+        Place::There { sandbox, path } => Target::There(client.files(&sandbox), path),
+        Place::Here(path) => Target::Here(path),
+        Place::Pipe => Target::Pipe,
+    };
+    let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
+    let (alive, mut threads) = mpsc::channel(1);
+    let work = Work { bar: bar(arguments.quiet), alive };
+    let code = tokio::select! {
+        copied = copy(&client, places, &target, &work) => {
+            work.bar.finish_and_clear();
+            return Ok(if copied? == Copied::Whole { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        Place::Here(target) => {
-            let mut sources = Vec::new();
-            for place in places {
-                let Place::There { sandbox, path } = place else { return Err(nowhere()) };
-                let files = client.files(&sandbox);
-                for path in glob::expand(&files, &path).await? {
-                    sources.push((files.clone(), path));
-                }
-            }
-            let down = Down { inside: sources.len() > 1 || is_directory(&target), target, bar: &bar };
-            for (files, path) in sources {
-                down.copy(&files, &path).await?;
-            }
+        _ = interrupt.recv() => INTERRUPTED,
+        _ = terminate.recv() => TERMINATED,
+    };
+    work.bar.finish_and_clear();
+    drop(work);
+    // The copy was dropped: its threads end at the next piece, and what it sent has no name yet.
+    let leaving = async {
+        let _ = threads.recv().await;
+        match &target {
+            Target::There(files, _) => files.tidy().await.is_ok(),
+            Target::Here(_) | Target::Pipe => true,
         }
-        Place::Pipe => {
-            for place in places {
-                let Place::There { sandbox, path } = place else { return Err(nowhere()) };
-                let files = client.files(&sandbox);
-                for path in glob::expand(&files, &path).await? {
-                    pour(&files, &path).await?;
-                }
-            }
-        }
+    };
+    if !tokio::time::timeout(LEAVE_WITHIN, leaving).await.unwrap_or(false) {
+        show::note("a hidden file that ends in .part may be left beside the target; remove it");
     }
-    bar.finish_and_clear();
-    Ok(ExitCode::SUCCESS)
+    Ok(ExitCode::from(code))
 }
 
-/// Writes the bytes of a file to standard output.
-pub async fn pour(files: &Files, path: &FilePath) -> Result<(), Error> {
-    let mut reader = files.reader(path).await.map_err(|error| explain(&error))?;
-    let mut stdout = tokio::io::stdout();
-    while let Some(bytes) = reader.next().await.map_err(|error| explain(&error))? {
-        // Whoever closed our output does not want to hear of it.
-        if stdout.write_all(&bytes).await.is_err() {
-            return Ok(());
+async fn copy(client: &Client, places: Vec<Place>, target: &Target, work: &Work) -> Result<Copied, Error> {
+    let sources = expand(client, places).await?;
+    let mut copied = Copied::Whole;
+    match target {
+        Target::There(files, path) => {
+            apart(&sources)?;
+            let up = Up { files, target: path, several: sources.len() > 1, work };
+            for source in sources {
+                copied = copied.and(up.copy(source).await?);
+            }
+        }
+        Target::Here(target) => {
+            apart(&sources)?;
+            let inside = sources.len() > 1 || down::is_directory(target);
+            let down = Down { inside, target, work };
+            for (files, path) in of_sandboxes(client, sources) {
+                copied = copied.and(down.copy(&files, &path).await?);
+            }
+        }
+        Target::Pipe => {
+            for (files, path) in of_sandboxes(client, sources) {
+                if pour(&files, &path).await? == Heard::No {
+                    break;
+                }
+            }
         }
     }
-    let _ = stdout.flush().await;
+    Ok(copied)
+}
+
+/// Everything that is to be copied, with wildcards written out.
+async fn expand(client: &Client, places: Vec<Place>) -> Result<Vec<Place>, Error> {
+    let mut sources = Vec::new();
+    for place in places {
+        match place {
+            Place::There { sandbox, path } => {
+                let found = glob::expand(&client.files(&sandbox), &path).await?;
+                let there = |path| Place::There { sandbox: sandbox.clone(), path };
+                sources.extend(found.into_iter().map(there));
+            }
+            Place::Here(_) | Place::Pipe => sources.push(place),
+        }
+    }
+    Ok(sources)
+}
+
+/// Those of them that are in sandboxes.
+fn of_sandboxes(client: &Client, sources: Vec<Place>) -> impl Iterator<Item = (Files, FilePath)> {
+    sources.into_iter().filter_map(|source| match source {
+        Place::There { sandbox, path } => Some((client.files(&sandbox), path)),
+        Place::Here(_) | Place::Pipe => None,
+    })
+}
+
+/// One side is a sandbox, and no two are.
+fn can_be_copied(places: &[Place], target: &Place) -> Result<(), Error> {
+    for place in places {
+        match (place, target) {
+            (Place::There { sandbox: from, .. }, Place::There { sandbox: to, .. }) if from != to => {
+                return Err(Error::invalid(
+                    "nothing is copied from one sandbox into another",
+                    "Copy it to this machine first, and from here into the other.",
+                ));
+            }
+            (Place::There { .. }, _) | (_, Place::There { .. }) => {}
+            (Place::Here(_) | Place::Pipe, Place::Here(_) | Place::Pipe) => return Err(nowhere()),
+        }
+    }
     Ok(())
 }
 
-/// Copying into a sandbox.
-struct Up<'a> {
-    files: &'a Files,
-    sandbox: &'a SandboxId,
-    target: &'a FilePath,
-    several: bool,
-    bar: &'a ProgressBar,
+/// Refuses things that would become one: the later would take the place of the earlier without a word.
+fn apart(sources: &[Place]) -> Result<(), Error> {
+    let mut names = HashMap::new();
+    for source in sources {
+        let Some(name) = source.name() else { continue };
+        if let Some(other) = names.insert(name, source).filter(|other| *other != source) {
+            return Err(Error::invalid(
+                format!("{other} and {source} would both become {:?}", String::from_utf8_lossy(name)),
+                "Copy them one by one, each to a name of its own.",
+            ));
+        }
+    }
+    Ok(())
 }
 
-impl Up<'_> {
-    async fn copy(&self, from: Place) -> Result<(), Error> {
-        match from {
-            Place::Pipe => {
-                let mut stdin = tokio::io::stdin();
-                let sent = self.files.write_from(self.target, &mut stdin, None).await;
-                sent.map(drop).map_err(|error| explain(&error))
-            }
-            Place::Here(path) => {
-                let known = std::fs::metadata(&path).map_err(|error| unreadable(&path, &error))?;
-                // `dir/.` and `..` have no name of their own: what is in them goes into the target itself.
-                let target = match path.file_name() {
-                    Some(name) if self.goes_inside().await? => below(self.target, name.as_bytes())?,
-                    Some(_) | None => self.target.clone(),
-                };
-                if known.is_dir() {
-                    self.directory(&path, &target).await
-                } else {
-                    self.file(&path, known.len(), &target).await
-                }
-            }
-            Place::There { sandbox, path } if sandbox == *self.sandbox => {
-                for path in glob::expand(self.files, &path).await? {
-                    let target = match last_name(&path) {
-                        Some(name) if self.goes_inside().await? => below(self.target, name)?,
-                        Some(_) | None => self.target.clone(),
-                    };
-                    let copied = self.files.copy(&path, &target, true).await;
-                    copied.map_err(|error| explain(&error))?;
-                }
-                Ok(())
-            }
-            Place::There { .. } => Err(Error::invalid(
-                "nothing is copied from one sandbox into another",
-                "Copy it to this machine first, and from here into the other.",
-            )),
+/// Writes the bytes of a file to standard output, and says whether anybody still reads it.
+pub async fn pour(files: &Files, path: &FilePath) -> Result<Heard, Error> {
+    let mut reader = files.reader(path).await.map_err(|error| explain(&error))?;
+    let mut stdout = tokio::io::stdout();
+    while let Some(bytes) = reader.next().await.map_err(|error| explain(&error))? {
+        if show::heard(stdout.write_all(&bytes).await)? == Heard::No {
+            return Ok(Heard::No);
         }
     }
+    // Only then is it known whether the last bytes were taken.
+    show::heard(stdout.flush().await)
+}
 
-    async fn file(&self, local: &Path, bytes: u64, target: &FilePath) -> Result<(), Error> {
-        begin(self.bar, &local.to_string_lossy(), Some(bytes));
-        let seen = |at| self.bar.set_position(at);
-        self.files.upload(local, target, &seen).await.map_err(|error| explain(&error))?;
-        Ok(())
-    }
-
-    async fn directory(&self, local: &Path, target: &FilePath) -> Result<(), Error> {
-        begin(self.bar, &local.to_string_lossy(), None);
-        let (mut inlet, mut outlet) = pipe::pipe();
-        let directory = local.to_owned();
-        let packing = tokio::task::spawn_blocking(move || {
-            let packed = pack::pack(&directory, &mut inlet);
-            let (packed, done) = match packed {
-                Ok(packed) => (Some(packed), Ok(())),
-                Err(error) => (None, Err(error)),
-            };
-            inlet.finish(done);
-            packed
-        });
-        let report = self.files.unpack(target, Compression::None, &mut outlet).await;
-        drop(outlet);
-        let packed = packing.await.ok().flatten();
-        let report = report.map_err(|error| explain(&error))?;
-        let (skipped, changed) = packed.map_or((0, 0), |packed| (packed.skipped, packed.changed));
-        self.bar.suspend(|| tell(skipped + report.skipped, changed + report.changed));
-        Ok(())
-    }
-
-    /// Whether a thing goes into the target under its own name.
-    async fn goes_inside(&self) -> Result<bool, Error> {
-        if self.several || self.target.as_bytes().ends_with(b"/") {
-            return Ok(true);
-        }
-        match self.files.stat(self.target).await {
-            Ok(info) => Ok(info.kind == FileKind::Directory),
-            Err(error) if error.code() == Some(api::ErrorCode::NotFound) => Ok(false),
-            Err(error) => Err(explain(&error)),
-        }
+impl Copied {
+    fn and(self, other: Self) -> Self {
+        if self == Self::Whole { other } else { self }
     }
 }
 
-/// Copying to this machine.
-struct Down<'a> {
-    target: PathBuf,
-    /// Whether things go into it under their own names.
-    inside: bool,
-    bar: &'a ProgressBar,
-}
-
-impl Down<'_> {
-    async fn copy(&self, files: &Files, path: &FilePath) -> Result<(), Error> {
-        let info = files.stat(path).await.map_err(|error| explain(&error))?;
-        // The root and the workspace itself have no name: what is in them goes into the target.
-        let name = if self.inside { last_name(path) } else { None };
-        if info.kind == FileKind::Directory {
-            return self.directory(files, path, name).await;
-        }
-        let local = match name {
-            Some(name) => {
-                std::fs::create_dir_all(&self.target).map_err(|error| unreadable(&self.target, &error))?;
-                self.target.join(local_name(name))
-            }
-            None => self.target.clone(),
-        };
-        begin(self.bar, &info.path, Some(info.size_bytes));
-        let seen = |at| self.bar.set_position(at);
-        files.download(path, &local, &seen).await.map_err(|error| explain(&error))?;
-        Ok(())
-    }
-
-    async fn directory(&self, files: &Files, path: &FilePath, name: Option<&[u8]>) -> Result<(), Error> {
-        begin(self.bar, &path.text(), None);
-        let mut archive = files.pack(path, Compression::None).await.map_err(|error| explain(&error))?;
-        let unpacker = Unpacker::new(&self.target, name)?;
-        let (mut inlet, outlet) = pipe::pipe();
-        let unpacking = tokio::task::spawn_blocking(move || unpacker.unpack(outlet));
-        let read = loop {
-            match archive.next().await {
-                Ok(Some(bytes)) => {
-                    self.bar.inc(bytes.len() as u64);
-                    // Whoever unpacks has ended, and says why.
-                    if inlet.push(bytes).await.is_err() {
-                        break Ok(());
-                    }
-                }
-                Ok(None) => {
-                    inlet.end().await;
-                    break Ok(());
-                }
-                Err(error) => break Err(explain(&error)),
-            }
-        };
-        let unpacked = unpacking.await.map_err(|error| crate::platform(error.to_string()));
-        // A connection that broke is why the archive did.
-        read?;
-        let unpacked = unpacked??;
-        let report = archive.report().unwrap_or_default();
-        self.bar.suspend(|| {
-            tell(report.skipped, report.changed);
-            if unpacked.left_out > 0 {
-                show::note(&format!(
-                    "{} symlinks lead out of the directory and were left out",
-                    unpacked.left_out
-                ));
-            }
-        });
-        Ok(())
-    }
-}
-
-fn tell(skipped: u64, changed: u64) {
+/// Says what is not as it was.
+fn tell(skipped: u64, changed: u64) -> Copied {
     if skipped > 0 {
         show::note(&format!(
             "{skipped} things were left out: neither files, directories nor symlinks, or unreadable"
@@ -276,6 +241,11 @@ fn tell(skipped: u64, changed: u64) {
     if changed > 0 {
         show::note(&format!("{changed} files were written to while they were copied"));
     }
+    if skipped + changed == 0 { Copied::Whole } else { Copied::Partly }
+}
+
+fn watch(kind: SignalKind) -> Result<Signal, Error> {
+    signal(kind).map_err(|error| crate::platform(format!("cannot watch for signals: {error}")))
 }
 
 /// Hidden where standard error is no terminal.
@@ -296,10 +266,6 @@ fn begin(bar: &ProgressBar, name: &str, bytes: Option<u64>) {
     bar.set_message(show::escape(name));
 }
 
-fn is_directory(target: &Path) -> bool {
-    target.is_dir() || target.as_os_str().as_bytes().ends_with(b"/")
-}
-
 fn unreadable(path: &Path, error: &std::io::Error) -> Error {
     Error::invalid(
         format!("cannot use {}: {error}", path.display()),
@@ -313,4 +279,37 @@ fn nothing() -> Error {
 
 fn nowhere() -> Error {
     Error::invalid("neither side of the copy is a sandbox", "Write SANDBOX:PATH for one of them.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(texts: &[&str]) -> Vec<Place> {
+        texts.iter().map(|text| Place::parse(text.as_ref()).unwrap()).collect()
+    }
+
+    #[test]
+    fn two_things_do_not_become_one() {
+        let error = apart(&places(&["box:run1/result.json", "box:run2/result.json"])).unwrap_err();
+        assert!(error.message.contains("run1/result.json") && error.message.contains("run2/"), "{error:?}");
+        assert!(apart(&places(&["a/x", "b/x/"])).is_err());
+        assert!(apart(&places(&["box:a/x", "box:a/y", "box:a/x"])).is_ok(), "a thing is itself");
+        assert!(apart(&places(&["a/.", "b/.", "-"])).is_ok(), "what has no name");
+    }
+
+    #[test]
+    fn one_side_is_a_sandbox_and_no_two_are() {
+        for (from, to, wanted) in [
+            ("a", "box:", true),
+            ("box:a", "box:b", true),
+            ("box:a", "-", true),
+            ("box:a", "other:", false),
+            ("a", "b", false),
+            ("-", "b", false),
+        ] {
+            let (from, to) = (places(&[from]), places(&[to]));
+            assert_eq!(can_be_copied(&from, &to[0]).is_ok(), wanted, "{from:?} {to:?}");
+        }
+    }
 }

@@ -55,7 +55,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     if arguments.json {
         show::json(&sandbox)?;
     } else {
-        show::line(sandbox.id.as_str());
+        show::line(sandbox.id.as_str())?;
     }
     Ok(ExitCode::SUCCESS)
 }

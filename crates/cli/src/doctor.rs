@@ -78,17 +78,17 @@ pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
         let report = serde_json::json!({
             "belljar": env!("CARGO_PKG_VERSION"), "works": works, "host": list(&host), "tiers": list(&tiers),
         });
-        show::value(&report);
+        show::value(&report)?;
     } else {
-        show::line(&format!("belljar {} on {}\n", env!("CARGO_PKG_VERSION"), machine.data().display()));
-        print("part", &host);
-        show::line("");
-        print("tier", &tiers);
+        show::line(&format!("belljar {} on {}\n", env!("CARGO_PKG_VERSION"), machine.data().display()))?;
+        print("part", &host)?;
+        show::line("")?;
+        print("tier", &tiers)?;
         show::line(if works {
             "\nThis machine runs sandboxes."
         } else {
             "\nThis machine runs no sandboxes: mend what is refused."
-        });
+        })?;
     }
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -199,7 +199,7 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0)
 }
 
-fn print(head: &str, findings: &[Finding]) {
+fn print(head: &str, findings: &[Finding]) -> Result<(), Error> {
     let rows: Vec<_> = findings
         .iter()
         .map(|finding| {
@@ -211,7 +211,7 @@ fn print(head: &str, findings: &[Finding]) {
             ]
         })
         .collect();
-    show::table(&[head, "version", "verdict", "what was found"], &rows);
+    show::table(&[head, "version", "verdict", "what was found"], &rows)
 }
 
 impl Finding {

@@ -57,12 +57,12 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     if arguments.json {
         show::json(&status)?
     } else {
-        table(&status)
+        table(&status)?
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(status: &NodeStatus) {
+fn table(status: &NodeStatus) -> Result<(), Error> {
     let row = vec![
         if status.draining { "draining".into() } else { "open".into() },
         format!("{} of {}", status.sandboxes, status.sandboxes_max),
@@ -70,5 +70,5 @@ fn table(status: &NodeStatus) {
         quantity::show_bytes(status.disk_free_bytes),
         status.runtimes.join(" "),
     ];
-    show::table(&["node", "sandboxes", "memory free", "disk free", "runtimes"], &[row]);
+    show::table(&["node", "sandboxes", "memory free", "disk free", "runtimes"], &[row])
 }

@@ -18,7 +18,7 @@ use crate::{ls, show};
 #[command(after_help = "Examples:\n  belljar edit build main.py --old 'port = 80' --new 'port = 8080'\n  \
     EDITOR=vim belljar edit build main.py\n\n\
     The text must stand in the file exactly once, unless --all is given. Without --old the file is opened in $VISUAL or $EDITOR, and \
-    written back if nobody else has changed it meanwhile.")]
+    written back if nobody else has changed it meanwhile; what cannot be written back is kept, and said where.")]
 pub struct Arguments {
     /// The sandbox, by its id or its name.
     #[arg(value_name = "SANDBOX")]
@@ -59,29 +59,35 @@ async fn in_editor(client: &Client, files: &Files, path: &FilePath) -> Result<Ex
     let info = answer(client, files.stat(path)).await?;
     let before = answer(client, files.read(path, EDIT_BYTES_MAX)).await?;
     let copy = Copy::of(&before)?;
-    open_editor(&copy.path)?;
-    let after = copy.read()?;
-    if after == before {
-        show::note("nothing was changed");
-        return Ok(ExitCode::SUCCESS);
+    let edited = async {
+        open_editor(&copy.path)?;
+        let after = copy.read()?;
+        if after == before {
+            show::note("nothing was changed");
+            return Ok(());
+        }
+        if answer(client, files.stat(path)).await?.version != info.version {
+            return Err(conflict(path));
+        }
+        answer(client, files.write(path, after.into(), Some(info.mode & 0o777))).await?;
+        show::note("written back");
+        Ok(())
+    };
+    match edited.await {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => Err(copy.kept_after(error, &before)),
     }
-    if answer(client, files.stat(path)).await?.version != info.version {
-        let kept = copy.keep();
-        return Err(Error {
-            code: ErrorCode::Conflict,
-            message: format!("{:?} was changed in the sandbox meanwhile", path.text()),
-            layer: Layer::UserCode,
-            ran: Ran::No,
-            retry: Retry::Useless,
-            fix: format!(
-                "Your version is in {}; compare the two and copy it with `belljar cp`.",
-                kept.display()
-            ),
-        });
+}
+
+fn conflict(path: &FilePath) -> Error {
+    Error {
+        code: ErrorCode::Conflict,
+        message: format!("{:?} was changed in the sandbox meanwhile", path.text()),
+        layer: Layer::UserCode,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: "Compare the two versions and copy the right one with `belljar cp`.".into(),
     }
-    answer(client, files.write(path, after.into(), Some(info.mode & 0o777))).await?;
-    show::note("written back");
-    Ok(ExitCode::SUCCESS)
 }
 
 fn open_editor(path: &Path) -> Result<(), Error> {
@@ -127,9 +133,13 @@ impl Copy {
         Ok(bytes)
     }
 
-    /// Leaves it where it is.
-    fn keep(mut self) -> PathBuf {
-        std::mem::take(&mut self.path)
+    /// Leaves it where it is, and says where, if it is not what the sandbox has: nobody else has what was typed.
+    fn kept_after(mut self, error: Error, before: &[u8]) -> Error {
+        if self.read().is_ok_and(|bytes| bytes == before) {
+            return error;
+        }
+        let path = std::mem::take(&mut self.path);
+        Error { fix: format!("{} Your version is in {}.", error.fix, path.display()), ..error }
     }
 }
 
@@ -138,5 +148,29 @@ impl Drop for Copy {
         if !self.path.as_os_str().is_empty() {
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_typed_outlives_every_failure() {
+        let copy = Copy::of(b"before").unwrap();
+        let path = copy.path.clone();
+        std::fs::write(&path, "typed").unwrap();
+        let error = copy.kept_after(Error::invalid("no", "Do this."), b"before");
+        assert_eq!(error.fix, format!("Do this. Your version is in {}.", path.display()));
+        assert_eq!(std::fs::read(&path).unwrap(), b"typed");
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_copy_in_which_nothing_was_typed_is_removed() {
+        let copy = Copy::of(b"before").unwrap();
+        let path = copy.path.clone();
+        assert_eq!(copy.kept_after(Error::invalid("no", "Do this."), b"before").fix, "Do this.");
+        assert!(!path.exists());
     }
 }

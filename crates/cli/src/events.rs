@@ -6,6 +6,7 @@ use api::Error;
 use api::sandbox::SandboxEvent;
 
 use crate::connect::{Connection, explain};
+use crate::show::Heard;
 use crate::{list, quantity, show};
 
 /// How to show them.
@@ -17,15 +18,14 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Writes events until it is interrupted.
+/// Writes events until it is interrupted, or nobody reads them any more.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let mut events = connection.client()?.events();
     loop {
         let event = events.next().await.map_err(|error| explain(&error))?;
-        if arguments.json {
-            show::json(&event)?;
-        } else {
-            show::line(&show::escape(&words(&event)));
+        let text = if arguments.json { show::json_text(&event)? } else { show::escape(&words(&event)) };
+        if show::text(&format!("{text}\n"))? == Heard::No {
+            return Ok(ExitCode::SUCCESS);
         }
     }
 }

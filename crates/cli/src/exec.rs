@@ -48,7 +48,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         if arguments.exec.json {
             show::json(&info)?;
         } else {
-            show::line(info.id.as_str());
+            show::line(info.id.as_str())?;
         }
         return Ok(ExitCode::SUCCESS);
     }

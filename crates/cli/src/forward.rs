@@ -69,7 +69,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     if url {
         for Pair { remote, .. } in ports {
             let port = answer(&client, client.port(&sandbox, remote)).await?;
-            show::line(&format!("{}/?{}={}", port.url, ports::TOKEN_QUERY, port.token));
+            show::line(&format!("{}/?{}={}", port.url, ports::TOKEN_QUERY, port.token))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -77,9 +77,9 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     let sandbox = answer(&client, client.sandbox(&sandbox)).await?.id;
     let places = Arc::new(Semaphore::new(ports::CONNECTIONS_MAX));
     for Pair { local, remote } in ports {
-        let listener = listen(local).await?;
+        let listener = listen(local, remote).await?;
         let address = listener.local_addr().map_err(|error| platform(error.to_string()))?;
-        show::line(&format!("http://{address} is port {remote} of {sandbox}"));
+        show::line(&format!("http://{address} is port {remote} of {sandbox}"))?;
         let (client, sandbox, places) = (client.clone(), sandbox.clone(), Arc::clone(&places));
         tokio::spawn(take(listener, client, sandbox, remote, places));
     }
@@ -92,10 +92,10 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-async fn listen(port: u16) -> Result<TcpListener, Error> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+async fn listen(local: u16, remote: u16) -> Result<TcpListener, Error> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, local));
     TcpListener::bind(address).await.map_err(|error| Error {
-        fix: format!("Choose another port here, such as 0:{port} for any that is free."),
+        fix: format!("Choose another port here, such as 0:{remote} for any that is free."),
         ..platform(format!("cannot listen on {address}: {error}"))
     })
 }
@@ -145,5 +145,12 @@ mod tests {
         for text in ["", "0", "8000:0", ":8000", "8000:", "1:2:3", "70000"] {
             assert!(pair(text).is_err(), "{text}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_port_that_is_taken_here_is_mended_without_another_one_inside() {
+        let taken = listen(0, 8000).await.unwrap();
+        let error = listen(taken.local_addr().unwrap().port(), 8000).await.unwrap_err();
+        assert!(error.fix.contains("0:8000"), "{}", error.fix);
     }
 }

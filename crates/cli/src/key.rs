@@ -83,7 +83,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
                     "key {} of project {}; its secret is shown this once:",
                     made.key.id, made.key.project
                 ));
-                show::line(&show::escape(&made.secret));
+                show::line(&show::escape(&made.secret))?;
             }
         }
         Command::List { json } => show_keys(&answer(&client, client.keys()).await?, json)?,
@@ -126,8 +126,7 @@ fn show_keys(keys: &[Key], json: bool) -> Result<(), Error> {
             ]
         })
         .collect();
-    show::table(&["id", "project", "role", "label", "secret", "age", "expires in"], &rows);
-    Ok(())
+    show::table(&["id", "project", "role", "label", "secret", "age", "expires in"], &rows)
 }
 
 impl RoleName {

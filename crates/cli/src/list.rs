@@ -34,13 +34,13 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         show::json(&sandboxes)?;
     } else if arguments.quiet {
         for sandbox in &sandboxes {
-            show::line(sandbox.id.as_str());
+            show::line(sandbox.id.as_str())?;
         }
     } else if sandboxes.is_empty() {
         show::note("there are no sandboxes; make one with: belljar create");
     } else {
         let rows: Vec<_> = sandboxes.iter().map(row).collect();
-        show::table(&["id", "name", "state", "template", "tier", "memory", "age", "labels"], &rows);
+        show::table(&["id", "name", "state", "template", "tier", "memory", "age", "labels"], &rows)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -43,7 +43,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         Followed::CaughtUp | Followed::Left => None,
     };
     if arguments.json {
-        show::value(&output.report(sandbox, end.as_ref()));
+        show::value(&output.report(sandbox, end.as_ref()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -70,6 +70,5 @@ fn list(execs: &[ExecInfo], json: bool) -> Result<(), Error> {
             ]
         })
         .collect();
-    show::table(&["exec", "outcome", "ran", "processes", "stdout", "stderr", "command"], &rows);
-    Ok(())
+    show::table(&["exec", "outcome", "ran", "processes", "stdout", "stderr", "command"], &rows)
 }

@@ -54,10 +54,10 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         show::json(&items)?;
     } else if arguments.long {
         let rows: Vec<_> = items.iter().map(|info| row(info, &base)).collect();
-        show::table(&["mode", "owner", "size", "age", "name"], &rows);
+        show::table(&["mode", "owner", "size", "age", "name"], &rows)?;
     } else {
         for info in &items {
-            show::line(&show::escape(shown(info, &base)));
+            show::line(&show::escape(shown(info, &base)))?;
         }
     }
     let unseen = items.iter().filter(|info| info.error.is_some()).count();

@@ -48,7 +48,9 @@ impl Output {
     /// Says how it ended; the exit code is the command's own. `memory` is the limit, where it is known.
     pub fn finish(&self, sandbox: &SandboxId, end: &ExecEnd, memory: Option<u64>) -> ExitCode {
         if self.json {
-            show::value(&self.report(sandbox, Some(end)));
+            if let Err(error) = show::value(&self.report(sandbox, Some(end))) {
+                return crate::failed(&error);
+            }
         } else {
             explain(end, memory);
         }

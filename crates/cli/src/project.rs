@@ -64,11 +64,11 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
             let known = projects.into_iter().find(|project| project.name == wanted.name);
             let quota = wanted.quota(known.map(|project| project.quota).unwrap_or_default());
             let project = answer(&client, client.put_project(&wanted.name, &PutProject { quota })).await?;
-            if wanted.json { show::json(&project)? } else { table(&[project]) }
+            if wanted.json { show::json(&project)? } else { table(&[project])? }
         }
         Command::List { json } => {
             let projects = answer(&client, client.projects()).await?;
-            if json { show::json(&projects)? } else { table(&projects) }
+            if json { show::json(&projects)? } else { table(&projects)? }
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -86,7 +86,7 @@ impl Wanted {
     }
 }
 
-fn table(projects: &[Project]) {
+fn table(projects: &[Project]) -> Result<(), Error> {
     let rows: Vec<_> = projects
         .iter()
         .map(|Project { name, quota, created_at_ms }| {
@@ -101,5 +101,5 @@ fn table(projects: &[Project]) {
             ]
         })
         .collect();
-    show::table(&["project", "sandboxes", "memory", "disk", "creates/s", "execs/s", "age"], &rows);
+    show::table(&["project", "sandboxes", "memory", "disk", "creates/s", "execs/s", "age"], &rows)
 }

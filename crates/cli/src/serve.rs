@@ -64,7 +64,7 @@ pub async fn run(data: &Path, arguments: &Arguments) -> Result<ExitCode, Error> 
     }
     configuration.check()?;
     if arguments.print_config {
-        show::line(configuration.explained().trim_end());
+        show::line(configuration.explained().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
     log(configuration.log);
@@ -159,10 +159,11 @@ fn announce(url: &str, new: Option<&NewKey>, arguments: &Arguments) -> Result<()
                 "The first key, shown this once: an administrator's, of project {FIRST_PROJECT}.\n\n  \
                  export BELLJAR_SERVER={url}\n  export BELLJAR_KEY={}\n",
                 new.secret
-            )),
+            ))?,
         }
     }
-    show::line(&format!("belljar serves {url}"));
+    // A server serves, whether or not anybody reads this.
+    let _ = show::line(&format!("belljar serves {url}"));
     Ok(())
 }
 

@@ -67,6 +67,8 @@ enum Left {
     Ended(ExecEnd),
     /// We left; it goes on.
     Detached,
+    /// We were ended, or our terminal was; it goes on.
+    Cut,
 }
 
 /// Our terminal in raw mode, until dropped.
@@ -115,11 +117,12 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     };
     Ok(match left {
         Left::Ended(end) => Output::new(false).finish(&sandbox, &end, None),
-        Left::Detached => {
+        Left::Detached | Left::Cut => {
             show::note(&format!(
                 "left; it goes on, and this comes back: belljar shell --exec {id} {sandbox}"
             ));
-            ExitCode::SUCCESS
+            // Nobody asked to leave who was cut off, and how the program ends is not known.
+            if matches!(left, Left::Cut) { ExitCode::from(crate::FAILED) } else { ExitCode::SUCCESS }
         }
     })
 }
@@ -161,7 +164,7 @@ async fn stay(terminal: &mut Terminal) -> Result<Left, Error> {
             },
             typed = keys.recv(), if terminal.room() >= KEYS_BYTES => {
                 // Our terminal is gone: so are we.
-                let Some(typed) = typed else { return Ok(Left::Detached) };
+                let Some(typed) = typed else { return Ok(Left::Cut) };
                 let (bytes, leaves) = escape.typed(&typed);
                 terminal.write(&bytes).map_err(|error| explain(&error))?;
                 if leaves {
@@ -169,7 +172,7 @@ async fn stay(terminal: &mut Terminal) -> Result<Left, Error> {
                 }
             }
             _ = signals.resized.recv() => terminal.resize(size()),
-            () = until_ended(&mut signals.ended) => return Ok(Left::Detached),
+            () = until_ended(&mut signals.ended) => return Ok(Left::Cut),
         }
     }
 }

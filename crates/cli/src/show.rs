@@ -2,7 +2,18 @@
 //! terminal sees it: it neither acts on the terminal nor begins a line of its own.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{self, Write as _};
+
+use api::Error;
+
+/// Whether anybody still reads what we write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// It was taken.
+    Yes,
+    /// Whoever read it has closed their end, and does not want to hear of it.
+    No,
+}
 
 /// Says something about the work, on standard error.
 pub fn note(text: &str) {
@@ -10,11 +21,11 @@ pub fn note(text: &str) {
 }
 
 /// Says why something failed and what to do, on standard error.
-pub fn error(error: &api::Error) {
+pub fn error(error: &Error) {
     let _ = std::io::stderr().lock().write_all(error_text(error).as_bytes());
 }
 
-fn error_text(error: &api::Error) -> String {
+fn error_text(error: &Error) -> String {
     let mut text = format!("belljar: {}\n", lines(&error.message));
     let _ = writeln!(text, "  fix:   {}", lines(&error.fix));
     let word = |value: serde_json::Result<String>| value.unwrap_or_default().trim_matches('"').to_owned();
@@ -29,26 +40,48 @@ fn error_text(error: &api::Error) -> String {
     text
 }
 
+/// What came of writing to standard output. An output that is lost otherwise than by a reader who left is a failure.
+pub fn heard(written: io::Result<()>) -> Result<Heard, Error> {
+    match written {
+        Ok(()) => Ok(Heard::Yes),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Heard::No),
+        Err(error) => Err(Error::invalid(
+            format!("cannot write to standard output: {error}"),
+            "See that its disk has room, or send the output elsewhere; what was written so far is not all.",
+        )),
+    }
+}
+
+/// Writes text to standard output at once, and says whether anybody still reads it.
+pub fn text(text: &str) -> Result<Heard, Error> {
+    let mut to = io::stdout().lock();
+    heard(to.write_all(text.as_bytes()).and_then(|()| to.flush()))
+}
+
 /// Writes a line to standard output.
-pub fn line(text: &str) {
-    let _ = writeln!(std::io::stdout().lock(), "{text}");
+pub fn line(line: &str) -> Result<(), Error> {
+    text(&format!("{line}\n")).map(drop)
 }
 
 /// Writes a value as one line of JSON to standard output.
-pub fn json(value: &impl serde::Serialize) -> Result<(), api::Error> {
-    let text = serde_json::to_string(value).map_err(|error| crate::platform(error.to_string()))?;
-    line(&in_numbers(&text));
-    Ok(())
+pub fn json(value: &impl serde::Serialize) -> Result<(), Error> {
+    line(&json_text(value)?)
 }
 
 /// Likewise, of a value that is JSON already.
-pub fn value(value: &serde_json::Value) {
-    line(&in_numbers(&value.to_string()));
+pub fn value(value: &serde_json::Value) -> Result<(), Error> {
+    line(&in_numbers(&value.to_string()))
+}
+
+/// A value as one line of JSON.
+pub fn json_text(value: &impl serde::Serialize) -> Result<String, Error> {
+    let text = serde_json::to_string(value).map_err(|error| crate::platform(error.to_string()))?;
+    Ok(in_numbers(&text))
 }
 
 /// Writes a table to standard output.
-pub fn table(head: &[&str], rows: &[Vec<String>]) {
-    let _ = std::io::stdout().lock().write_all(table_text(head, rows).as_bytes());
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> Result<(), Error> {
+    text(&table_text(head, rows)).map(drop)
 }
 
 /// A table: a head, rows, columns as wide as their widest cell.
@@ -137,6 +170,12 @@ mod tests {
         assert!(
             error_text(&error).starts_with("belljar: first\n  |        fix:   forged\n  fix:   Do this.\n")
         );
+    }
+
+    #[test]
+    fn an_output_is_lost_quietly_only_to_a_reader_who_left() {
+        assert_eq!(heard(Err(io::ErrorKind::BrokenPipe.into())).unwrap(), Heard::No);
+        assert!(heard(Err(io::ErrorKind::StorageFull.into())).is_err());
     }
 
     #[test]

@@ -126,7 +126,7 @@ fn list(store: &Store, json: bool) -> Result<(), Error> {
                 vec![template.name.clone(), template.layers.len().to_string(), first]
             })
             .collect();
-        show::table(&["name", "layers", "top layer"], &rows);
+        show::table(&["name", "layers", "top layer"], &rows)?;
     }
     Ok(())
 }

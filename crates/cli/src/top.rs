@@ -1,7 +1,7 @@
 //! `belljar top`: what the sandboxes use, live.
 
 use std::collections::HashMap;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -59,9 +59,9 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
             show::json(&all)?;
         } else if live {
             let text = format!("{HOME}{}", text(&rows, ROWS_LIVE));
-            let _ = std::io::stdout().lock().write_all(text.as_bytes());
+            show::text(&text)?;
         } else {
-            let _ = std::io::stdout().lock().write_all(text(&rows, usize::MAX).as_bytes());
+            show::text(&text(&rows, usize::MAX))?;
         }
         if !live {
             return Ok(ExitCode::SUCCESS);

@@ -7,6 +7,7 @@ use api::files::{Change, FileEvent};
 use api::{Error, SandboxId};
 
 use crate::connect::{Connection, explain};
+use crate::show::Heard;
 use crate::{ls, show};
 
 /// What to watch.
@@ -29,7 +30,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Writes events until it is interrupted.
+/// Writes events until it is interrupted, or nobody reads them any more.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let files = connection.client()?.files(&arguments.sandbox);
     let mut watch = files.watch(&ls::path(&arguments.path)?, arguments.deep);
@@ -37,10 +38,9 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     show::note("watching; what happens from now on is told");
     loop {
         let event = watch.next().await.map_err(|error| explain(&error))?;
-        if arguments.json {
-            show::json(&event)?;
-        } else {
-            show::line(&words(&event));
+        let text = if arguments.json { show::json_text(&event)? } else { words(&event) };
+        if show::text(&format!("{text}\n"))? == Heard::No {
+            return Ok(ExitCode::SUCCESS);
         }
     }
 }

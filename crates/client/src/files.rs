@@ -14,8 +14,11 @@ pub(crate) mod sending;
 mod transfer;
 mod watch;
 
+use std::sync::{Arc, Mutex};
+
 use api::SandboxId;
 use api::files::{Counted, DIGEST_HEADER, EditRequest, FileInfo, FilePath, HashedFile};
+use api::limits::Limits;
 use api::server::Page;
 use bytes::Bytes;
 use reqwest::Method;
@@ -40,6 +43,8 @@ const PAGES_MAX: usize = 10_000;
 pub struct Files {
     client: Client,
     sandbox: SandboxId,
+    /// Parts of uploads that were dropped before their end; as many as there were uploads.
+    left: Arc<Mutex<Vec<FilePath>>>,
 }
 
 /// One page of a listing.
@@ -48,7 +53,7 @@ pub type Listed = Page<FileInfo>;
 impl Client {
     /// The files of a sandbox. Nothing is sent yet.
     pub fn files(&self, sandbox: &SandboxId) -> Files {
-        Files { client: self.clone(), sandbox: sandbox.clone() }
+        Files { client: self.clone(), sandbox: sandbox.clone(), left: Arc::default() }
     }
 }
 
@@ -96,7 +101,8 @@ impl Files {
     /// # Errors
     /// It is none, or may not be read.
     pub async fn hash(&self, path: &FilePath) -> Result<HashedFile, Error> {
-        self.client.link.call(&Ask::get(self.route("/hash", &[("path", path)]))).await
+        let ask = Ask::get(self.route("/hash", &[("path", path)]));
+        self.client.link.call(&ask.within(sending::worked(Limits::MAX.disk_bytes))).await
     }
 
     /// All bytes of a regular file of at most so many.
@@ -121,7 +127,8 @@ impl Files {
     /// It cannot be written there.
     pub async fn write(&self, path: &FilePath, bytes: Bytes, mode: Option<u32>) -> Result<HashedFile, Error> {
         let digest = digest(&Sha256::digest(&bytes).into());
-        let ask = Ask::new(Method::PUT, self.content(path, None, mode)).raw(bytes);
+        let within = sending::carried(bytes.len() as u64);
+        let ask = Ask::new(Method::PUT, self.content(path, None, mode)).raw(bytes).within(within);
         self.client.link.call(&ask.header(HeaderName::from_static(DIGEST_HEADER), &digest)).await
     }
 
@@ -192,7 +199,7 @@ impl Files {
     }
 
     async fn counted(&self, ask: Ask) -> Result<u64, Error> {
-        let ask = ask.within(sending::worked(api::limits::Limits::MAX.disk_bytes));
+        let ask = ask.within(sending::worked(Limits::MAX.disk_bytes));
         let Counted { count } = self.client.link.call(&ask).await?;
         Ok(count)
     }

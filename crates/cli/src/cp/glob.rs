@@ -1,8 +1,8 @@
 //! Wildcards in paths of a sandbox: `*`, `?` and `[a-z]`, in any name of the path. As in a shell, a leading dot is matched by a
 //! dot only.
 
-use api::Error;
 use api::files::{FileKind, FilePath};
+use api::{Error, ErrorCode};
 use client::Files;
 
 use super::place::below;
@@ -19,11 +19,13 @@ pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, 
     if !is_pattern(pattern.as_bytes()) {
         return Ok(vec![pattern.clone()]);
     }
-    if files.stat(pattern).await.is_ok() {
+    if unless_closed(files.stat(pattern).await)?.is_some() {
         return Ok(vec![pattern.clone()]);
     }
-    let start = if pattern.as_bytes().starts_with(b"/") { "/" } else { "." };
-    let mut found = vec![FilePath::new(start)?];
+    let start = FilePath::new(if pattern.as_bytes().starts_with(b"/") { "/" } else { "." })?;
+    // It is there in every sandbox: where it is not, neither is the sandbox.
+    files.stat(&start).await.map_err(|error| explain(&error))?;
+    let mut found = vec![start];
     let parts: Vec<&[u8]> =
         pattern.as_bytes().split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
     for (index, part) in parts.iter().enumerate() {
@@ -31,16 +33,14 @@ pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, 
         let mut next = Vec::new();
         for directory in &found {
             if !is_pattern(part) {
-                next.push(below(directory, part)?);
+                let path = below(directory, part)?;
+                // On the way, the next wildcard finds out whether it is there.
+                if !is_last || unless_closed(files.stat(&path).await)?.is_some() {
+                    next.push(path);
+                }
                 continue;
             }
-            let listed = files.list(directory, 1).await;
-            // What is no directory, or may not be read, holds nothing that matches.
-            let listed = match listed {
-                Err(client::Error::Refused(_)) => Vec::new(),
-                listed => listed.map_err(|error| explain(&error))?,
-            };
-            for info in listed {
+            for info in unless_closed(files.list(directory, 1).await)?.unwrap_or_default() {
                 let path = info.exact()?;
                 let name = path.as_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
                 if matches(part, name) && (is_last || info.kind == FileKind::Directory) {
@@ -57,6 +57,25 @@ pub async fn expand(files: &Files, pattern: &FilePath) -> Result<Vec<FilePath>, 
         return Err(Error::not_found(format!("nothing matches {:?}", pattern.text())));
     }
     Ok(found)
+}
+
+/// An answer, unless there is none to be had: what is not there, is no directory or may not be read holds nothing that matches.
+/// Every other refusal is one of the whole copy.
+fn unless_closed<T>(answer: Result<T, client::Error>) -> Result<Option<T>, Error> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error)
+            if matches!(
+                error.code(),
+                Some(
+                    ErrorCode::NotFound | ErrorCode::Conflict | ErrorCode::NotRegular | ErrorCode::Forbidden
+                )
+            ) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(explain(&error)),
+    }
 }
 
 fn is_pattern(text: &[u8]) -> bool {
@@ -128,6 +147,18 @@ fn in_set(set: &[u8], byte: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_a_path_refuses_is_taken_for_an_empty_one() {
+        let refused = |code| Err(client::Error::Refused(Error { code, ..Error::not_found("x") }));
+        for code in [ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::NotRegular, ErrorCode::Forbidden] {
+            assert!(unless_closed::<()>(refused(code)).unwrap().is_none());
+        }
+        for code in [ErrorCode::Unauthorized, ErrorCode::RateLimited, ErrorCode::SandboxLost] {
+            assert_eq!(unless_closed::<()>(refused(code)).unwrap_err().code, code);
+        }
+        assert_eq!(unless_closed(Ok(7)).unwrap(), Some(7));
+    }
 
     #[test]
     fn names_match_as_in_a_shell() {

@@ -13,7 +13,7 @@ use tar::{Builder, EntryType, Header};
 pub struct Packed {
     /// Things that are neither files, directories nor symlinks.
     pub skipped: u64,
-    /// Files that changed their size while they were read.
+    /// Files that were written to while they were read.
     pub changed: u64,
 }
 
@@ -27,42 +27,65 @@ struct Exactly {
 /// Writes what is in a directory as an archive. Symlinks stay what they are.
 ///
 /// # Errors
-/// Something cannot be read, or nobody takes it.
+/// Something cannot be read, or nobody takes it. The error names it.
 pub fn pack(directory: &Path, to: impl Write) -> io::Result<Packed> {
     let (mut builder, mut packed) = (Builder::new(to), Packed::default());
     // Directories that are still to be gone into, as paths from the first.
     let mut waiting = vec![PathBuf::new()];
     while let Some(inner) = waiting.pop() {
-        let mut names: Vec<OsString> = Vec::new();
-        for entry in fs::read_dir(directory.join(&inner))? {
-            names.push(entry?.file_name());
-        }
-        names.sort();
-        for name in names {
+        let within = directory.join(&inner);
+        for name in names(&within).map_err(|error| named(&within, &error))? {
             let path = inner.join(name);
-            let known = fs::symlink_metadata(directory.join(&path))?;
-            if known.is_dir() {
-                builder.append_data(&mut header(&known, EntryType::Directory, 0), &path, io::empty())?;
+            let full = directory.join(&path);
+            let known = fs::symlink_metadata(&full).map_err(|error| named(&full, &error))?;
+            let is_dir = known.is_dir();
+            append(&mut builder, &mut packed, (&full, &path), &known)
+                .map_err(|error| named(&full, &error))?;
+            if is_dir {
                 waiting.push(path);
-            } else if known.is_symlink() {
-                let target = fs::read_link(directory.join(&path))?;
-                builder.append_link(&mut header(&known, EntryType::Symlink, 0), &path, target)?;
-            } else if known.is_file() {
-                let file = File::open(directory.join(&path))?;
-                let mut content = Exactly { file, left: known.len(), short: false };
-                builder.append_data(
-                    &mut header(&known, EntryType::Regular, known.len()),
-                    &path,
-                    &mut content,
-                )?;
-                packed.changed += u64::from(content.short);
-            } else {
-                packed.skipped += 1;
             }
         }
     }
     builder.into_inner()?.flush()?;
     Ok(packed)
+}
+
+fn names(directory: &Path) -> io::Result<Vec<OsString>> {
+    let entries = fs::read_dir(directory)?;
+    let mut names = entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
+}
+
+/// Appends one thing, by where it is and what it is called in the archive.
+fn append(
+    builder: &mut Builder<impl Write>,
+    packed: &mut Packed,
+    (full, path): (&Path, &Path),
+    known: &fs::Metadata,
+) -> io::Result<()> {
+    if known.is_dir() {
+        builder.append_data(&mut header(known, EntryType::Directory, 0), path, io::empty())?;
+    } else if known.is_symlink() {
+        builder.append_link(&mut header(known, EntryType::Symlink, 0), path, fs::read_link(full)?)?;
+    } else if known.is_file() {
+        let mut content = Exactly { file: File::open(full)?, left: known.len(), short: false };
+        builder.append_data(&mut header(known, EntryType::Regular, known.len()), path, &mut content)?;
+        packed.changed += u64::from(content.short || is_changed(known, &content.file.metadata()?));
+    } else {
+        packed.skipped += 1;
+    }
+    Ok(())
+}
+
+/// Whether a file was written to between two looks.
+fn is_changed(before: &fs::Metadata, after: &fs::Metadata) -> bool {
+    let seen = |known: &fs::Metadata| (known.ino(), known.len(), known.mtime(), known.mtime_nsec());
+    seen(before) != seen(after)
+}
+
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 fn header(known: &fs::Metadata, kind: EntryType, size: u64) -> Header {
@@ -90,5 +113,49 @@ impl Read for Exactly {
         }
         self.left -= count as u64;
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes to a file when the first bytes of an archive come.
+    struct Meddler<'a> {
+        file: &'a Path,
+        content: Option<&'a str>,
+    }
+
+    impl Write for Meddler<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if let Some(content) = self.content.take() {
+                fs::write(self.file, content)?;
+            }
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_written_to_meanwhile_is_counted() {
+        for (content, wanted) in [(None, 0), (Some("after!"), 1), (Some("grown before"), 1), (Some("cut"), 1)]
+        {
+            let here = tempfile::tempdir().unwrap();
+            let file = here.path().join("a");
+            fs::write(&file, "before").unwrap();
+            let old = std::time::SystemTime::UNIX_EPOCH;
+            File::options().write(true).open(&file).unwrap().set_modified(old).unwrap();
+            let packed = pack(here.path(), Meddler { file: &file, content }).unwrap();
+            assert_eq!(packed, Packed { skipped: 0, changed: wanted }, "{content:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_file() {
+        let error = pack(Path::new("/no/such/directory"), io::sink()).unwrap_err();
+        assert!(error.to_string().contains("/no/such/directory"), "{error}");
     }
 }

@@ -1,6 +1,7 @@
 //! Where something is copied from or to: here, in a sandbox, or through a pipe.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 
@@ -52,6 +53,33 @@ impl Place {
     }
 }
 
+impl Place {
+    /// The name under which it goes into a directory; none for what is its content alone.
+    pub fn name(&self) -> Option<&[u8]> {
+        match self {
+            Self::Here(path) => {
+                let bytes = path.as_os_str().as_bytes();
+                let end = bytes.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
+                // `Path` reads `dir/.` as `dir`; whoever wrote the dot meant what is in it.
+                let inner = bytes.get(..end).unwrap_or_default().ends_with(b"/.");
+                path.file_name().filter(|_| !inner).map(OsStr::as_bytes)
+            }
+            Self::There { path, .. } => last_name(path),
+            Self::Pipe => None,
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Here(path) => path.display().fmt(formatter),
+            Self::There { sandbox, path } => write!(formatter, "{sandbox}:{}", path.text()),
+            Self::Pipe => formatter.write_str("-"),
+        }
+    }
+}
+
 /// The last name of a path in a sandbox; none for the root and the like. What a sandbox named becomes one name here, never a way.
 pub fn last_name(path: &FilePath) -> Option<&[u8]> {
     let name = path.as_bytes().rsplit(|byte| *byte == b'/').find(|name| !name.is_empty() && *name != b".")?;
@@ -91,6 +119,23 @@ mod tests {
         assert_eq!(parse("-"), Place::Pipe);
         assert!(Place::parse(OsStr::new("C:x")).is_err());
         assert!(Place::parse(OsStr::new("build:../x")).is_err());
+    }
+
+    #[test]
+    fn a_dot_at_the_end_means_what_is_inside() {
+        for (path, wanted) in [
+            ("dir", Some("dir")),
+            ("dir/", Some("dir")),
+            ("a/dir.", Some("dir.")),
+            ("dir/.", None),
+            ("dir/.//", None),
+            (".", None),
+            ("a/..", None),
+            ("/", None),
+        ] {
+            let place = parse(path);
+            assert_eq!(place.name(), wanted.map(str::as_bytes), "{path}");
+        }
     }
 
     #[test]

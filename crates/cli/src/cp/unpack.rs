@@ -20,6 +20,8 @@ use tar::Archive;
 const ENTRIES_MAX: u64 = Limits::MAX.disk_inodes;
 /// Bytes of all files: no sandbox has a larger disk.
 const BYTES_MAX: u64 = Limits::MAX.disk_bytes;
+/// What may follow the last entry: packers fill up to 10 KiB with zeros, some up to 1 MiB.
+const REST_BYTES_MAX: u64 = 1 << 20;
 /// One read and write.
 const CHUNK_BYTES: usize = 128 << 10;
 /// How a directory is gone into.
@@ -77,11 +79,11 @@ impl Unpacker {
     ///
     /// # Errors
     /// It is no archive of ours, or tries what it may not; what was unpacked before that stays.
-    pub fn unpack(mut self, from: impl Read) -> Result<Unpacked, Error> {
+    pub fn unpack(mut self, mut from: impl Read) -> Result<Unpacked, Error> {
         let broken = |error: io::Error| {
             Error::invalid(format!("the archive broke off or is none: {error}"), "Copy it again.")
         };
-        let mut archive = Archive::new(from);
+        let mut archive = Archive::new(&mut from);
         let (mut long_name, mut long_target) = (None, None);
         for entry in archive.entries().map_err(broken)?.raw(true) {
             let mut entry = entry.map_err(broken)?;
@@ -111,6 +113,11 @@ impl Unpacker {
                     return Err(refused(&name, &what));
                 }
             }
+        }
+        // Whoever sends has more to say after the last entry: blocks of zeros, and how the packing went.
+        let rest = io::copy(&mut from.by_ref().take(REST_BYTES_MAX + 1), &mut io::sink()).map_err(broken)?;
+        if rest > REST_BYTES_MAX {
+            return Err(refused(b"", "more follows its end than an archive has there"));
         }
         Ok(self.unpacked)
     }
@@ -221,7 +228,7 @@ fn enter(here: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Error> {
         Err(errno) => return Err(local("make", name, errno)),
     }
     rustix::fs::openat(here, name, DIRECTORY, Mode::empty()).map_err(|errno| match errno {
-        Errno::NOTDIR | Errno::LOOP => refused(name, "something that is no directory stands in its way"),
+        Errno::NOTDIR | Errno::LOOP => in_the_way(name),
         errno => local("open", name, errno),
     })
 }
@@ -263,6 +270,17 @@ fn refused(name: &[u8], why: &str) -> Error {
     Error::invalid(
         format!("the sandbox sent an archive with {shown:?}, which is not unpacked here: {why}"),
         "Do not trust this sandbox; look at its files with `belljar ls` and copy them one by one.",
+    )
+}
+
+/// For what is on this machine, whoever has put it there: mostly its owner.
+fn in_the_way(name: &[u8]) -> Error {
+    Error::invalid(
+        format!(
+            "cannot go into {:?} on this machine: it is no directory, and no symlink is followed",
+            String::from_utf8_lossy(name)
+        ),
+        "Move it away, or copy to an empty directory; if it is in the way there too, the sandbox has sent it.",
     )
 }
 
@@ -392,6 +410,29 @@ mod tests {
         std::os::unix::fs::symlink("../outside/kept", inside.join("d")).unwrap();
         assert!(unpack(ground.path(), &archive(&[(b'0', b"d", b"", b"x")])).is_ok());
         assert!(inside.join("d").symlink_metadata().unwrap().is_file(), "the symlink was replaced");
+    }
+
+    #[test]
+    fn a_sandbox_is_not_blamed_for_what_was_here_before() {
+        let ground = ground();
+        std::fs::write(ground.path().join("mine"), "x").unwrap();
+        std::os::unix::fs::symlink("outside", ground.path().join("link")).unwrap();
+        for name in ["mine", "link"] {
+            let error = Unpacker::new(ground.path(), Some(name.as_bytes())).err().unwrap();
+            assert!(error.message.contains("on this machine") && !error.fix.contains("trust"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn what_follows_the_end_of_an_archive_is_read_and_bounded() {
+        let mut bytes = archive(&[(b'0', b"x", b"", b"x")]);
+        bytes.extend(vec![0; 10 << 10]);
+        let mut rest = bytes.as_slice();
+        let ground = ground();
+        Unpacker::new(&ground.path().join("inside"), None).unwrap().unpack(&mut rest).unwrap();
+        assert!(rest.is_empty());
+        bytes.extend(vec![0; 2 << 20]);
+        assert!(unpack(ground.path(), &bytes).is_err());
     }
 
     #[test]

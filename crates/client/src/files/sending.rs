@@ -20,6 +20,8 @@ const PIECES_WAITING: usize = 2;
 const STALL_MAX: Duration = Duration::from_secs(75);
 /// A sandbox that hashes slower than this has a broken disk.
 const SLOWEST_BYTES_PER_SECOND: u64 = 4 << 20;
+/// A link that carries less is of no use for files: 16 MiB would take longer than four minutes.
+const SLOWEST_LINK_BYTES_PER_SECOND: u64 = 64 << 10;
 /// How often it is looked whether anything moves.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -116,4 +118,9 @@ impl Sending<'_> {
 /// How long a sandbox may work on so many bytes.
 pub fn worked(bytes: u64) -> Duration {
     STALL_MAX + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
+}
+
+/// How long a body of so many bytes may be on its way, and worked on.
+pub fn carried(bytes: u64) -> Duration {
+    worked(bytes) + Duration::from_secs(bytes / SLOWEST_LINK_BYTES_PER_SECOND)
 }

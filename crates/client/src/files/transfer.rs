@@ -9,6 +9,7 @@
 //! ```
 
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 
 use api::files::{FileInfo, FilePath, HashedFile};
 use api::{ErrorCode, Layer, Ran, Retry};
@@ -32,6 +33,9 @@ const NAMED_AGAIN_MAX: u32 = 3;
 /// What of a name goes into that of its part: the rest of the 255 bytes is for what makes it another.
 const NAME_KEPT_BYTES: usize = 200;
 
+/// What the owner of a part must be allowed: to write it on and to hash it.
+const OWNER: u32 = 0o600;
+
 /// Is told how many bytes are there.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
@@ -41,6 +45,12 @@ struct Part {
     named: bool,
 }
 
+/// A file of the sandbox that has no name yet. One that is dropped so is remembered for [`Files::tidy`].
+struct Unnamed<'a> {
+    files: &'a Files,
+    part: Option<FilePath>,
+}
+
 /// What of a local file was hashed: each byte once, however often it is sent.
 struct Hashed {
     hasher: Sha256,
@@ -48,7 +58,8 @@ struct Hashed {
 }
 
 impl Files {
-    /// Puts a file of this machine into the sandbox, with its permissions.
+    /// Puts a file of this machine into the sandbox, with its permissions; to those of a large one, it is added that its owner
+    /// may read and write it. After one that was dropped before its end, [`Files::tidy`] removes what it left.
     ///
     /// # Errors
     /// It cannot be read here or written there, changed meanwhile (`conflict`), or the server does not answer any more.
@@ -78,32 +89,46 @@ impl Files {
             }
         }
         let part = FilePath::new(beside(path.as_bytes())?).map_err(Error::Refused)?;
+        let mut unnamed = Unnamed { files: self, part: Some(part.clone()) };
         let sent = async {
-            // A file that is written on keeps the permissions it was made with.
-            self.write(&part, bytes::Bytes::new(), Some(mode)).await?;
+            // A file that is written on keeps the permissions it was made with, and nothing changes them later: so its owner may
+            // read and write it, also where that is not so here. Without that, it could not be written on.
+            self.write(&part, bytes::Bytes::new(), Some(mode | OWNER)).await?;
             let sha256 = self.send_on(&mut file, local, &part, seen).await?;
             self.name(&part, path, sha256).await
         };
-        match sent.await {
-            Ok(sent) => Ok(sent),
-            Err(error) => {
-                let _ = self.remove(&part, false).await;
-                Err(error)
-            }
+        let sent = sent.await;
+        if sent.is_err() {
+            let _ = self.remove(&part, false).await;
+        }
+        unnamed.part = None;
+        sent
+    }
+
+    /// Removes what uploads left in the sandbox that were dropped before their end.
+    ///
+    /// # Errors
+    /// It cannot be removed, or the server does not answer.
+    pub async fn tidy(&self) -> Result<(), Error> {
+        loop {
+            let part = self.left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let Some(part) = part else { return Ok(()) };
+            self.remove(&part, false).await?;
         }
     }
 
     /// Takes a file of the sandbox to this machine, with its permissions.
     ///
     /// # Errors
-    /// It cannot be read there or written here, changes faster than it can be read (`conflict`), or the server does not answer
-    /// any more.
+    /// It cannot be read there or written here, what is here is no regular file (`not_regular`), it changes faster than it can be
+    /// read (`conflict`), or the server does not answer any more.
     pub async fn download(
         &self,
         path: &FilePath,
         local: &Path,
         seen: Progress<'_>,
     ) -> Result<FileInfo, Error> {
+        replaceable(local).await?;
         let mut begun = 0;
         loop {
             let mut reader = self.reader(path).await?;
@@ -236,6 +261,31 @@ impl Drop for Part {
     }
 }
 
+impl Drop for Unnamed<'_> {
+    fn drop(&mut self) {
+        if let Some(part) = self.part.take() {
+            self.files.left.lock().unwrap_or_else(PoisonError::into_inner).push(part);
+        }
+    }
+}
+
+/// Whether a file may take the place of what is here. A device or a pipe is written to, and a name that was given to one must
+/// not make a file of it.
+async fn replaceable(local: &Path) -> Result<(), Error> {
+    match tokio::fs::metadata(local).await {
+        Ok(known) if !known.is_file() => Err(Error::Refused(api::Error {
+            code: ErrorCode::NotRegular,
+            message: format!("{} is no regular file of this machine, and is not replaced by one", local.display()),
+            layer: Layer::UserCode,
+            ran: Ran::No,
+            retry: Retry::Useless,
+            fix: "Name a file, or a name that nothing has yet; `belljar cp` writes to standard output with `-`.".into(),
+        })),
+        // What else is wrong with the place is told by making the part.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
 /// A hidden name in the same directory that nothing else has.
 fn beside(path: &[u8]) -> Result<Vec<u8>, Error> {
     let at = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
@@ -282,6 +332,21 @@ mod tests {
             let directory =
                 |path: &[u8]| path.iter().rposition(|byte| *byte == b'/').map(|at| path[..at].to_vec());
             assert_eq!(directory(&part), directory(path));
+        }
+    }
+
+    #[tokio::test]
+    async fn only_a_regular_file_is_replaced() {
+        let here = tempfile::tempdir().unwrap();
+        let file = here.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        std::os::unix::fs::symlink("/dev/null", here.path().join("link")).unwrap();
+        for place in [Path::new("/dev/null"), here.path(), &here.path().join("link")] {
+            let error = replaceable(place).await.unwrap_err();
+            assert_eq!(error.code(), Some(ErrorCode::NotRegular), "{}", place.display());
+        }
+        for place in [file, here.path().join("new"), here.path().join("no/such")] {
+            assert!(replaceable(&place).await.is_ok(), "{}", place.display());
         }
     }
 
