@@ -265,6 +265,63 @@ fn an_interrupt_cancels_an_exec_and_leaves_an_attached_one_alone() {
 }
 
 #[test]
+fn output_that_a_full_disk_loses_is_a_failure_and_a_reader_who_left_is_none() {
+    let server = Server::start(honest);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = server.command(&["list", "-q"]).stdout(full).stderr(Stdio::piped()).output().unwrap();
+    let (_, stderr, code) = said(&output);
+    assert_eq!(code, Some(125), "{stderr}");
+    assert!(stderr.contains("standard output"), "{stderr}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = server.command(&["list", "-q"]).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(said(&output), (String::new(), String::new(), Some(0)));
+}
+
+#[test]
+fn watching_ends_when_nobody_reads_what_is_told() {
+    let event = json!({"type": "changed", "event": "created", "path": "/workspace/a"});
+    let told = format!("{}\n{event}\n", json!({"type": "watching"}));
+    let server = Server::start(move |_| Answer(200, told.clone(), true));
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = server.command(&["watch", "s1"]).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+#[test]
+fn a_copy_that_is_interrupted_leaves_no_part_of_it_in_the_sandbox() {
+    let info = |size: u64| {
+        json!({"path": "/workspace/x", "kind": "file", "size_bytes": size, "mode": 0o644, "uid": 1000, "gid": 1000,
+               "modified_at_ms": 0, "version": "v1"})
+    };
+    let server = Server::start(move |line| match line {
+        _ if line.starts_with("DELETE") => Answer(200, json!({"count": 1}).to_string(), false),
+        // Never answered to the end.
+        _ if line.contains("offset=") => Answer(200, String::new(), true),
+        _ if line.starts_with("PUT") => {
+            Answer(200, json!({"file": info(0), "sha256": ""}).to_string(), false)
+        }
+        _ => Answer(200, info(0).to_string(), false),
+    });
+    let here = tempfile::tempdir().unwrap();
+    let file = here.path().join("big");
+    std::fs::File::create(&file).unwrap().set_len(9 << 20).unwrap();
+    let mut command = server.command(&["cp", file.to_str().unwrap(), "s1:x"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    while !server.seen().iter().any(|line| line.contains("offset=")) {
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", server.seen());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let (_, stderr, code) = said(&child.wait_with_output().unwrap());
+    assert_eq!((code, stderr.as_str()), (Some(130), ""));
+    let removed = server.seen().last().unwrap().clone();
+    assert!(removed.starts_with("DELETE") && removed.contains(".part&"), "{removed}");
+}
+
+#[test]
 fn stopping_several_goes_on_after_one_that_is_not_there() {
     let server = Server::start(|line| match line {
         "DELETE /v1/sandboxes/s1" => {
