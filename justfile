@@ -37,11 +37,11 @@ test *args:
 
 # The tests that start real sandboxes, one at a time: the laws of the runtimes, and targets named real_*
 real *args:
-    @scripts/steps real '{{real}} --test "real_*" {{args}} -- --test-threads=1 --nocapture'
+    @scripts/steps real 'scripts/twice env {{real}} --test "real_*" {{args}} -- --test-threads=1 --nocapture'
 
 # Every attack of attacks/, each with its positive control
 attacks *args:
-    @scripts/steps attacks '{{tests}} tried --no-run --test real_cli && {{real}} --test "attacks*" {{args}} -- --test-threads=1 --nocapture'
+    @scripts/steps attacks '{{tests}} tried --no-run --test real_cli && scripts/twice env {{real}} --test "attacks*" {{args}} -- --test-threads=1 --nocapture'
 
 # Times and sizes, side by side with bare processes, bwrap and plain runc
 bench *args:

@@ -123,9 +123,12 @@ pub fn launch(spec: &ExecSpec, group: u32, cgroups: &[OwnedFd]) -> Result<Launch
     };
     let program = Program::new(spec).map_err(failed)?;
     let (said, verdict_child) = pipe().map_err(failed)?;
+    // Without a cgroup to enter we are on a kernel in user space (gVisor), under which every process of a user can name our
+    // descriptors and those of a child that is not its program yet: there, only that they are not its own keeps them from it.
+    let owner = if cgroups.is_empty() { 0 } else { descent.uid };
     let (ends, theirs) = match spec.terminal {
         Some(size) => on_terminal(spec, size)?,
-        None => on_pipes(spec.stdin, descent.uid).map_err(failed)?,
+        None => on_pipes(spec.stdin, owner).map_err(failed)?,
     };
     let streams = [theirs.stdin.as_raw_fd(), theirs.stdout.as_raw_fd(), theirs.stderr.as_raw_fd()];
     // SAFETY: this process has one thread, and the child makes only system calls on memory made before.
@@ -137,7 +140,7 @@ pub fn launch(spec: &ExecSpec, group: u32, cgroups: &[OwnedFd]) -> Result<Launch
     Ok(Launched { pid, verdict: Verdict { pid, pipe: said }, ends })
 }
 
-/// Three pipes, or two and nothing to read.
+/// Three pipes, or two and nothing to read, that belong to this user.
 fn on_pipes(stdin: bool, uid: u32) -> io::Result<(Ends, Theirs)> {
     let ((stdout, stdout_child), (stderr, stderr_child), stdin) =
         made_for(uid, || Ok((pipe()?, pipe()?, stdin.then(pipe).transpose()?)))?;

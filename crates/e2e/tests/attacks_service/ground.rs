@@ -191,10 +191,10 @@ impl Bystander {
             let request = head("GET", "/v1/sandboxes?limit=1", &[("authorization", &bearer)]) + "\r\n";
             let (mut slowest, mut count) = (Duration::ZERO, 0);
             loop {
-                let began = Instant::now();
+                let (began, before) = (Instant::now(), stolen());
                 let answer = send(&address, request.as_bytes());
                 assert_eq!(answer.status, 200, "a bystander: {answer:?}");
-                slowest = slowest.max(began.elapsed());
+                slowest = slowest.max(began.elapsed().saturating_sub(stolen() - before));
                 count += 1;
                 if stopped.recv_timeout(Duration::from_millis(50))
                     != Err(std::sync::mpsc::RecvTimeoutError::Timeout)
@@ -213,6 +213,17 @@ impl Bystander {
         assert!(slowest < OTHERS_WITHIN, "a bystander waited {slowest:?} once in {count}");
         slowest
     }
+}
+
+/// What other machines on the same host have taken from this one's processors since it started: whoever waited for that did not
+/// wait for us.
+fn stolen() -> Duration {
+    const TICK_MS: u64 = 10;
+    let stat = std::fs::read_to_string("/proc/stat").unwrap();
+    let all = stat.lines().next().unwrap();
+    // `cpu`, then user, nice, system, idle, iowait, irq, softirq, steal.
+    let steal: u64 = all.split_whitespace().nth(8).map_or(0, |word| word.parse().unwrap());
+    Duration::from_millis(steal * TICK_MS)
 }
 
 /// A file of an attack.

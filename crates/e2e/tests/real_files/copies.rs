@@ -73,7 +73,8 @@ fn a_copy_of_a_hostile_directory_stays_below_its_target() {
             "mkdir -p evil/d; ln -s / evil/root; ln -s ../../outside evil/d/up; ln -s ../outside evil/out; mkfifo evil/fifo; echo x > evil/d/x; ln evil/d/x evil/hard",
         )
         .await;
-        let done = service.command(&["cp", &format!("{id}:evil"), "inside"]).current_dir(at).output().unwrap();
+        let done =
+            service.command(&["cp", &format!("{id}:evil"), "inside"]).current_dir(at).output().unwrap();
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(done.status.code() == Some(1) && said.contains("left out"), "it is not all there: {said}");
         let inside = at.join("inside");
