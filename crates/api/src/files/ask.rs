@@ -103,7 +103,7 @@ pub enum FileAsk {
         #[serde(default)]
         all: bool,
     },
-    /// Tells what happens to files from now on. Each data part is a [`FileEvent`].
+    /// Tells what happens to files from now on. Each data part is a [`super::FileEvent`].
     Watch {
         /// A directory, or a file.
         path: FilePath,
