@@ -88,7 +88,9 @@ impl Attendant {
     /// Looks at the folders and writes down what is wanted, unless a server before this one did.
     async fn prepare(&self, wanted: &mut Wanted) -> Result<(), Error> {
         let call = self.entry.call()?;
-        if self.shelf().is_wanted(&self.of).await? {
+        if let Some(found) = self.shelf().wanted(&self.of).await? {
+            // What was there before it was first asked for counts, not what is there now.
+            *wanted = found;
             return Ok(());
         }
         let (files, within) = (call.files(), within(&wanted.keep));

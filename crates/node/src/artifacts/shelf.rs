@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choice::Marks;
 use crate::clock;
-use crate::error::Error;
+use crate::error::{Error, chain};
 use crate::objects::{Incoming, Objects, Outgoing, key, written_ms};
 
 const KEPT: &str = "kept";
@@ -81,17 +81,24 @@ impl Shelf {
         self.objects.has(&wanted_key(of)).await
     }
 
+    /// What is wanted of an exec, with what its folders held before it.
+    pub async fn wanted(&self, of: &Of) -> Result<Option<Wanted>, Error> {
+        Ok(self.objects.json(&wanted_key(of)).await?.map(|(wanted, _)| wanted))
+    }
+
     pub async fn unwant(&self, of: &Of) -> Result<(), Error> {
         self.objects.remove(&wanted_key(of)).await
     }
 
-    /// All that is wanted.
+    /// All that is wanted and can be read.
     pub async fn all_wanted(&self) -> Result<Vec<Wanted>, Error> {
         let mut all = Vec::new();
         let mut found = self.objects.below(&key([WANTED]));
         while let Some(meta) = found.next().await {
-            if let Some((wanted, _)) = self.objects.json::<Wanted>(&meta?.location).await? {
-                all.push(wanted);
+            let location = meta?.location;
+            match self.objects.json::<Wanted>(&location).await {
+                Ok(found) => all.extend(found.map(|(wanted, _)| wanted)),
+                Err(error) => tracing::error!(%location, error = chain(&error), "cannot be read"),
             }
         }
         Ok(all)
@@ -231,8 +238,11 @@ mod tests {
         shelf.want(&wanted).await.unwrap();
         let all = shelf.all_wanted().await.unwrap();
         assert_eq!(all.iter().map(|one| one.of.clone()).collect::<Vec<_>>(), [of("p")]);
+        assert!(shelf.wanted(&of("p")).await.unwrap().is_some_and(|one| one.started));
         shelf.unwant(&of("p")).await.unwrap();
         shelf.unwant(&of("p")).await.unwrap();
-        assert!(shelf.all_wanted().await.unwrap().is_empty());
+        assert!(
+            shelf.all_wanted().await.unwrap().is_empty() && shelf.wanted(&of("p")).await.unwrap().is_none()
+        );
     }
 }
