@@ -129,8 +129,7 @@ async fn measure(effort: Effort, labs: &[Lab]) {
     report::carried(&carried);
     let served = service::run(effort, runc).await;
     report::served(&served);
-    report::goals(&times, &weights, &served);
-    report::carried_goals(&carried);
+    report::goals(&times, &weights, &served, &carried);
 }
 
 /// Ends what a measurement that failed has left running: its data directory goes with this process.

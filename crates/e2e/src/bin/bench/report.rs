@@ -185,7 +185,7 @@ fn per_sandbox_kib(served: &Served) -> f64 {
 }
 
 /// The table of goals.
-pub(crate) fn goals(times: &Times, weights: &[Weight], served: &Served) {
+pub(crate) fn goals(times: &Times, weights: &[Weight], served: &Served, carried: &Carried) {
     println!("\n{:<58} {:>9} {:>9}   met", "goal on runc", "most", "measured");
     let line = |what: &str, most: f64, measured: f64| {
         let met = if measured <= most { "yes" } else { "no" };
@@ -212,16 +212,10 @@ pub(crate) fn goals(times: &Times, weights: &[Weight], served: &Served) {
     let [_, after] = served.resident;
     let most = SERVER_MIB + SERVER_KIB_EACH * served.live as f64 / 1024.0;
     line(&format!("the server with {} idle sandboxes, MiB", served.live), most, mib(after));
-}
-
-/// The goals of a file in and out.
-pub(crate) fn carried_goals(carried: &Carried) {
-    for (_, into, out) in carried.ways.iter().filter(|(name, ..)| *name == "runc") {
+    for (_, into, out) in carried.ways.iter().filter(|(name, ..)| name == "runc") {
         for (what, took) in [("into", into), ("out of", out)] {
-            let ratio = took.as_secs_f64() / carried.plain.as_secs_f64();
-            let met = if ratio <= CARRIED_RATIO { "yes" } else { "no" };
             let what = format!("{} MB {what} a sandbox, × a plain copy", carried.bytes / 1_000_000);
-            println!("{what:<58} {CARRIED_RATIO:>9.2} {ratio:>9.2}   {met}");
+            line(&what, CARRIED_RATIO, took.as_secs_f64() / carried.plain.as_secs_f64());
         }
     }
 }
