@@ -29,6 +29,8 @@ pub struct Quota {
     pub creates_per_second: u32,
     /// Requests that start an exec, in one second; twice as many at once after a pause.
     pub execs_per_second: u32,
+    /// Whether its sandboxes may have a policy that is `open`.
+    pub open: bool,
 }
 
 /// A request for a project, or for another quota of it.
@@ -112,6 +114,7 @@ impl Default for Quota {
             disk_bytes: 256 << 30,
             creates_per_second: 20,
             execs_per_second: 1000,
+            open: false,
         }
     }
 }

@@ -7,6 +7,8 @@
 //! | [`exec`] | what an exec is asked to do, how it is doing, and how it ended |
 //! | [`terminal`] | an exec on a pseudo-terminal, and what is said about it over a WebSocket |
 //! | [`output`] | an exec's output as lines of JSON, for the public API |
+//! | [`policy`] | what may leave a sandbox |
+//! | [`host`] | the name of a host, in its one form |
 //! | [`ports`] | ports inside a sandbox, reached from outside |
 //! | [`account`] | projects and keys |
 //! | [`server`] | what the server says of itself: pages, health, versions |
@@ -32,10 +34,12 @@ pub mod exec;
 pub mod files;
 pub mod frame;
 pub mod hello;
+pub mod host;
 pub mod id;
 pub mod layer;
 pub mod limits;
 pub mod output;
+pub mod policy;
 pub mod ports;
 pub mod posture;
 pub mod sandbox;

@@ -13,6 +13,7 @@ use crate::dataset;
 use crate::error::Error;
 use crate::id::SandboxId;
 use crate::limits::{self, Limits};
+use crate::policy::Policy;
 
 /// A request for a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +35,9 @@ pub struct CreateSandbox {
     /// Files that are there before anything runs: where, and which dataset of the project. At most 64.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub datasets: BTreeMap<String, String>,
+    /// What may leave it; the template's where it says none, which is nothing unless the template says otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Policy>,
 }
 
 /// How strong the wall around a sandbox must at least be.
@@ -69,6 +73,9 @@ pub struct Sandbox {
     pub idle_ms: u64,
     /// What its owner wrote on it.
     pub labels: BTreeMap<String, String>,
+    /// What may leave it.
+    #[serde(default)]
+    pub policy: Policy,
     /// How it is doing.
     pub state: SandboxState,
     /// Why it ended, once it has. Kept after it is gone.
@@ -189,6 +196,7 @@ impl Default for CreateSandbox {
             idle_ms: limits::IDLE_MS,
             labels: BTreeMap::new(),
             datasets: BTreeMap::new(),
+            policy: None,
         }
     }
 }
@@ -205,6 +213,7 @@ impl Sandbox {
             limits: request.limits,
             idle_ms: request.idle_ms,
             labels: request.labels.clone(),
+            policy: request.policy.clone().unwrap_or_default(),
             state: SandboxState::Starting,
             reason: None,
             error: None,
@@ -223,6 +232,7 @@ impl CreateSandbox {
         self.limits.check()?;
         check_idle(self.idle_ms)?;
         dataset::check_places(&self.datasets)?;
+        self.policy.as_ref().map_or(Ok(()), Policy::check)?;
         if self.labels.len() > limits::LABELS_MAX {
             return Err(limits::exceeded(
                 "the number of labels",

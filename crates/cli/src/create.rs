@@ -14,7 +14,8 @@ use crate::{request, show};
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  belljar create\n  belljar create --name build --memory 2G --cpus 2 --ttl 4h\n  \
-    belljar create --dataset data/sales.csv=sales.csv\n  belljar exec $(belljar create --label owner=ci) -- make test"
+    belljar create --dataset data/sales.csv=sales.csv\n  belljar create --allow python-packages --allow api.example.org\n  \
+    belljar exec $(belljar create --label owner=ci) -- make test"
 )]
 pub struct Arguments {
     #[command(flatten)]
@@ -50,6 +51,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         idle_ms: arguments.idle.0.map_or(limits::DEADLINE_MS_MAX, request::millis),
         labels: request::pairs("--label", &arguments.labels)?,
         datasets: request::pairs("--dataset", &arguments.datasets)?,
+        policy: arguments.sandbox.policy()?,
     };
     let sandbox = answer(&client, client.create(&request)).await?;
     if arguments.json {

@@ -46,6 +46,7 @@ mod logs;
 mod ls;
 mod manual;
 mod output;
+mod policy;
 mod project;
 mod quantity;
 mod request;
@@ -115,6 +116,8 @@ enum Command {
     Edit(edit::Arguments),
     /// Shows what happens to files of a sandbox.
     Watch(watch::Arguments),
+    /// Shows what may leave a sandbox, or changes it.
+    Policy(policy::Arguments),
     /// Ends sandboxes and waits until nothing of them is left.
     Stop(stop::Arguments),
     /// Shows what the sandboxes use.
@@ -173,6 +176,7 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Cat(cat) => cat::run(&connection, cat).await,
         Command::Edit(edit) => edit::run(&connection, edit).await,
         Command::Watch(watch) => watch::run(&connection, watch).await,
+        Command::Policy(policy) => policy::run(&connection, policy).await,
         Command::Stop(stop) => stop::run(&connection, stop).await,
         Command::Top(top) => top::run(&connection, top).await,
         Command::Events(events) => events::run(&connection, events).await,

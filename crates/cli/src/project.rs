@@ -50,6 +50,9 @@ struct Wanted {
     /// Execs that it may start in one second.
     #[arg(long, value_name = "COUNT")]
     execs_per_second: Option<u32>,
+    /// Whether its sandboxes may have a policy that is `open`: the whole internet.
+    #[arg(long, value_name = "true|false")]
+    open: Option<bool>,
     /// Writes JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -82,6 +85,7 @@ impl Wanted {
             disk_bytes: self.disk.unwrap_or(now.disk_bytes),
             creates_per_second: self.creates_per_second.unwrap_or(now.creates_per_second),
             execs_per_second: self.execs_per_second.unwrap_or(now.execs_per_second),
+            open: self.open.unwrap_or(now.open),
         }
     }
 }
@@ -97,9 +101,10 @@ fn table(projects: &[Project]) -> Result<(), Error> {
                 quantity::show_bytes(quota.disk_bytes),
                 quota.creates_per_second.to_string(),
                 quota.execs_per_second.to_string(),
+                if quota.open { "yes" } else { "no" }.to_owned(),
                 list::age(*created_at_ms),
             ]
         })
         .collect();
-    show::table(&["project", "sandboxes", "memory", "disk", "creates/s", "execs/s", "age"], &rows)
+    show::table(&["project", "sandboxes", "memory", "disk", "creates/s", "execs/s", "open", "age"], &rows)
 }

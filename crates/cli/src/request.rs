@@ -6,6 +6,7 @@ use std::time::Duration;
 use api::Error;
 use api::exec::{ExecSpec, OutputMode};
 use api::limits::{self, Limits};
+use api::policy::Policy;
 use runtime::Tier;
 
 use crate::quantity::{self, Limit};
@@ -37,6 +38,10 @@ pub struct Sandbox {
     /// The /tmp directory, which is memory: 64M, or half of the memory where that is less.
     #[arg(long, value_parser = quantity::bytes, value_name = "SIZE")]
     tmp: Option<u64>,
+    /// What may leave the sandbox: HOST[:PORT][/PATH], a preset (python-packages, node-packages, debian-packages, git) or
+    /// open; can be given more than once. Without it the template decides, and that is nothing unless it says otherwise.
+    #[arg(long = "allow", value_name = "WHAT")]
+    allow: Vec<String>,
 }
 
 /// What to run.
@@ -86,6 +91,11 @@ pub enum OutputName {
 }
 
 impl Sandbox {
+    /// What may leave it, if that was said.
+    pub fn policy(&self) -> Result<Option<Policy>, Error> {
+        if self.allow.is_empty() { Ok(None) } else { Policy::of_words(&self.allow).map(Some) }
+    }
+
     /// Its limits, when it is to live so long.
     pub fn limits(&self, life: Duration) -> Limits {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]

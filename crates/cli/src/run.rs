@@ -4,15 +4,19 @@
 //! killed here leaves a sandbox behind; the next `belljar` command removes it, or its time to live does. On a server,
 //! its idle time does.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::exec::{ExecEnd, ExecSpec};
 use api::limits::{self, Limits};
+use api::policy::Policy;
 use api::sandbox::CreateSandbox;
 use api::{Error, ExecId};
 use client::Client;
+use node::egress::{Broker, Decision, Party};
 use node::{Event, Exec, Machine, Sandbox, machine};
 use runtime::{Profile, Spec};
 use tokio::io::AsyncReadExt as _;
@@ -25,13 +29,15 @@ use crate::{request, show};
 
 /// The sandbox outlives the exec's own limit by this much, so that the end can be told.
 const AFTERWARDS: Duration = Duration::from_secs(60);
+/// Hosts that were not let out, and are told.
+const TOLD_MAX: usize = 20;
 /// What is read from our own standard input at once.
 const STDIN_CHUNK_BYTES: usize = 64 * 1024;
 
 /// What to run, and in what.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  belljar run -- python3 -c 'print(1)'\n  \
-    echo hello | belljar run --stdin -- tr a-z A-Z\n  belljar run --tier user-kernel --json -- uname -r")]
+    echo hello | belljar run --stdin -- tr a-z A-Z\n  belljar run --allow python-packages -- pip install cowsay\n  belljar run --tier user-kernel --json -- uname -r")]
 pub struct Arguments {
     #[command(flatten)]
     sandbox: request::Sandbox,
@@ -82,6 +88,7 @@ async fn on_server(
         tier: arguments.sandbox.tier.of_server(),
         limits,
         idle_ms: request::millis(AFTERWARDS),
+        policy: arguments.sandbox.policy()?,
         ..CreateSandbox::default()
     };
     let sandbox = answer(client, client.create(&request)).await?.id;
@@ -131,12 +138,30 @@ async fn on_this_machine(
     let layers = template.layer_directories(data);
     let spec = Spec { layers, limits, profile: Profile::Run, guest: machine.guest().to_owned() };
     let id = machine::fresh_id().map_err(|error| error.to_api())?;
-    let sandbox = Sandbox::start(runtime, id, &spec).await.map_err(|error| error.to_api())?;
+    let policy = arguments.sandbox.policy()?.unwrap_or(template.policy);
+    let sandbox = Arc::new(Sandbox::start(runtime, id, &spec).await.map_err(|error| error.to_api())?);
+    let attendant = tokio::spawn(let_out(Arc::clone(&sandbox), policy));
     let ended = live(&sandbox, &exec_spec, arguments).await;
+    attendant.abort();
     let stopped = sandbox.stop(Duration::ZERO).await.map_err(|error| error.to_api());
     let code = ended?;
     stopped?;
     Ok(code)
+}
+
+/// Lets out what may leave, and says what may not: each host once.
+async fn let_out(sandbox: Arc<Sandbox>, policy: Policy) {
+    let told = Mutex::new(BTreeSet::new());
+    let tell = move |Decision { target, verdict, .. }: Decision| {
+        let fresh = || told.lock().is_ok_and(|mut told| told.len() < TOLD_MAX && told.insert(target.clone()));
+        if let Err(why) = verdict
+            && fresh()
+        {
+            show::note(&format!("not let out: {why}"));
+        }
+    };
+    let party = Arc::new(Party::new(node::egress::fixed(policy), Box::new(tell)));
+    node::egress::attend(&sandbox, &Arc::new(Broker::new()), &party).await;
 }
 
 async fn live(sandbox: &Sandbox, spec: &ExecSpec, arguments: &Arguments) -> Result<ExitCode, Error> {

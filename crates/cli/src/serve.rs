@@ -91,6 +91,7 @@ async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments
     let address = listener.local_addr().unwrap_or(configuration.listen);
     tokio::spawn(follow::follow(Arc::clone(&platform)));
     tokio::spawn(follow::tidy(Arc::clone(&platform)));
+    tokio::spawn(follow::write_down(Arc::clone(&platform)));
     let trying = Arc::clone(&platform);
     tokio::spawn(async move { trying.try_sandboxes().await });
     tokio::spawn(listen::serve(listener, acceptor, routes::router(Arc::clone(&platform))));

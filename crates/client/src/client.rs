@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::SandboxId;
+use api::policy::Policy;
 use api::sandbox::{CreateSandbox, Lease, Sandbox, Usage};
 use api::server::{HEARTBEAT_MS, PAGE_MAX, Page};
 use reqwest::Method;
@@ -113,6 +114,15 @@ impl Client {
     pub async fn renew(&self, sandbox: &SandboxId, lease: Lease) -> Result<Sandbox, Error> {
         lease.check().map_err(Error::Refused)?;
         self.link.call(&Ask::new(Method::PUT, format!("/v1/sandboxes/{sandbox}/lease")).json(&lease)?).await
+    }
+
+    /// Gives a sandbox another policy. What is under way and no longer allowed is cut.
+    ///
+    /// # Errors
+    /// It does not run, or the policy is none, or not for this project.
+    pub async fn set_policy(&self, sandbox: &SandboxId, policy: &Policy) -> Result<Sandbox, Error> {
+        policy.check().map_err(Error::Refused)?;
+        self.link.call(&Ask::new(Method::PUT, format!("/v1/sandboxes/{sandbox}/policy")).json(policy)?).await
     }
 
     /// What a sandbox uses now.

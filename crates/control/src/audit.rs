@@ -100,6 +100,12 @@ pub enum Act {
     Tunnel,
     /// A terminal was opened.
     TerminalOpen,
+    /// A sandbox was given another policy; the detail is its words.
+    Policy,
+    /// Something was let out of a sandbox; the detail says what, and by which rule.
+    Egress,
+    /// Something was not let out of a sandbox; the detail says what, and why.
+    EgressRefused,
     /// A file was written, in whole or in part; the detail is its path.
     FileWrite,
     /// A directory was made.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use api::sandbox::{EndReason, Sandbox, SandboxEvent, SandboxState};
 use node::clock;
+use node::egress::{Decided, Decision};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, timeout_at};
 
@@ -84,6 +85,28 @@ pub async fn follow(platform: Arc<Platform>) {
                 let _ = keep(&platform, &shown).await;
             }
         }
+    }
+}
+
+/// Writes down what is decided about what leaves sandboxes.
+pub async fn write_down(platform: Arc<Platform>) {
+    let mut decisions = platform.node.decisions();
+    loop {
+        let entry = match decisions.recv().await {
+            Ok(Decided { sandbox, project, decision }) => {
+                let Decision { target, ask, verdict } = decision;
+                let (act, detail) = match verdict {
+                    Ok(rule) => (Act::Egress, format!("{target} {ask}: {rule}")),
+                    Err(why) => (Act::EgressRefused, format!("{target} {ask}: {why}")),
+                };
+                Entry::new(clock::wall_ms(), act).project(&project).sandbox(&sandbox).detail(&detail)
+            }
+            Err(RecvError::Lagged(count)) => {
+                Entry::new(clock::wall_ms(), Act::Missed).detail(&format!("{count} decisions about egress"))
+            }
+            Err(RecvError::Closed) => return,
+        };
+        platform.audit.record(entry);
     }
 }
 

@@ -145,7 +145,7 @@ impl Platform {
             return Ok((sandbox, new));
         }
         let begun = Instant::now();
-        let order = Order { project, request };
+        let order = Order { project, request, may_open: account.quota.open };
         match self.node.create(&sandbox.id, &order).await {
             Ok(shown) => {
                 self.metrics.created(begun.elapsed());

@@ -29,6 +29,7 @@ pub mod tmux;
 pub mod traces;
 pub mod wild;
 pub mod wire;
+pub mod world;
 
 pub use lab::{Lab, on};
 

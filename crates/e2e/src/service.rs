@@ -33,6 +33,7 @@ pub const PLENTY: Quota = Quota {
     disk_bytes: 1 << 50,
     creates_per_second: 100_000,
     execs_per_second: 100_000,
+    open: true,
 };
 
 /// A running server.
@@ -336,6 +337,7 @@ fn lend_template(data: &Path, name: &str, letter: char) {
         layers: vec![key],
         env: std::collections::BTreeMap::new(),
         cwd: None,
+        policy: api::policy::Policy::default(),
         built_at: 0,
     };
     node::template::Store::new(data).save(&template).unwrap();

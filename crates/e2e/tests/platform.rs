@@ -45,6 +45,7 @@ impl Place {
             layers: vec!["a".repeat(64)],
             env: BTreeMap::new(),
             cwd: None,
+            policy: api::policy::Policy::default(),
             built_at: 0,
         };
         std::fs::create_dir_all(&template.layer_directories(data.path())[0]).unwrap();

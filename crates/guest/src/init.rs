@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 
 use crate::table::Table;
-use crate::{dial, serve, spare, sweep};
+use crate::{dial, egress, serve, spare, sweep};
 
 /// The first wait after a failed dial. A restarted node listens within milliseconds.
 const REDIAL_FIRST: Duration = Duration::from_millis(5);
@@ -39,7 +39,8 @@ pub fn run(ttl: Duration) -> ExitCode {
             return ExitCode::from(3);
         };
         tokio::task::spawn_local(reap(children, Rc::clone(&table)));
-        tokio::task::spawn_local(attend(Rc::clone(&table)));
+        let way_out = Rc::new(egress::listen().await);
+        tokio::task::spawn_local(attend(Rc::clone(&table), way_out));
         tokio::select! {
             () = tokio::time::sleep(ttl) => ExitCode::from(api::exec::GUEST_EXPIRED),
             _ = terminate.recv() => {
@@ -60,12 +61,12 @@ async fn reap(mut children: tokio::signal::unix::Signal, table: Rc<Table>) {
 }
 
 /// Serves one connection after the other, for ever.
-async fn attend(table: Rc<Table>) {
+async fn attend(table: Rc<Table>, way_out: Rc<Option<tokio::net::TcpListener>>) {
     let mut pause = REDIAL_FIRST;
     loop {
         if let Ok(connection) = dial::dial().await {
             table.attend(connection.descriptors);
-            serve::serve(connection.stream, Rc::clone(&table)).await;
+            serve::serve(connection.stream, Rc::clone(&table), Rc::clone(&way_out)).await;
             pause = REDIAL_FIRST;
         }
         tokio::time::sleep(pause).await;

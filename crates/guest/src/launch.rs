@@ -26,8 +26,21 @@ use crate::sweep::{self, Whom};
 use crate::terminal::{self, Pair};
 use crate::watched::{Watched, watch};
 
-/// The few variables every exec has. Nothing of the host is among them.
-const ENVIRONMENT: [(&str, &str); 7] = [
+/// Where the way out is; [`crate::egress`] listens there.
+const PROXY: &str = "http://127.0.0.1:3128";
+/// What is inside needs no way out.
+const NO_PROXY: &str = "localhost,127.0.0.1,::1";
+/// The few variables every exec has. Nothing of the host is among them. Programs do not agree on how to write those of a proxy.
+const ENVIRONMENT: [(&str, &str); 16] = [
+    ("ALL_PROXY", PROXY),
+    ("HTTPS_PROXY", PROXY),
+    ("HTTP_PROXY", PROXY),
+    ("NODE_USE_ENV_PROXY", "1"),
+    ("NO_PROXY", NO_PROXY),
+    ("all_proxy", PROXY),
+    ("http_proxy", PROXY),
+    ("https_proxy", PROXY),
+    ("no_proxy", NO_PROXY),
     ("HOME", "/home/sandbox"),
     ("LANG", "C.UTF-8"),
     ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),

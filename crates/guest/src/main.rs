@@ -15,6 +15,7 @@
 //! | [`spare`] | files for spools, made before user code can take every inode |
 //! | [`output`] | the frames a reader of an exec gets |
 //! | [`ports`] | connections to what listens inside |
+//! | [`egress`] | the way out: connections of programs inside, handed to the node |
 //! | [`sweep`] | finding and ending all processes of an exec by its group |
 //! | [`memory`] | telling that memory was used up, and tidying after it |
 //! | [`files`] | the files of the sandbox, each request served by a process of its user |
@@ -28,6 +29,7 @@
 
 mod belonging;
 mod dial;
+mod egress;
 mod exec;
 mod files;
 mod init;

@@ -83,11 +83,15 @@ pub async fn open(port: u16, heard: Incoming) -> Result<Said, Error> {
         retry: Retry::Safe,
         fix: "Close some of them, or wait until one ends.".into(),
     })?;
-    let stream = dial(port).await?;
+    Ok(carry(dial(port).await?, heard, Some(place)))
+}
+
+/// Passes on both ways between a connection inside and the node.
+pub fn carry(stream: TcpStream, heard: Incoming, place: Option<SemaphorePermit<'static>>) -> Said {
     let _ = stream.set_nodelay(true);
     let (say, pieces) = mpsc::channel(PIECES_WAITING);
     tokio::task::spawn_local(pass(stream, heard, say, place));
-    Ok(Said { pieces, ended: false })
+    Said { pieces, ended: false }
 }
 
 async fn dial(port: u16) -> Result<TcpStream, Error> {
@@ -119,7 +123,7 @@ async fn pass(
     mut stream: TcpStream,
     heard: Incoming,
     say: mpsc::Sender<Piece>,
-    _place: SemaphorePermit<'static>,
+    _place: Option<SemaphorePermit<'static>>,
 ) {
     let (read, write) = stream.split();
     if tokio::try_join!(inwards(heard, write), outwards(read, say)).is_err() {

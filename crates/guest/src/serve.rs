@@ -12,6 +12,7 @@
 //! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
 //! | `POST /files` with parts | parts: see `api::files` |
 //! | `POST /ports/{port}` | a connection to that port inside: the body goes in, the answer is what comes out |
+//! | `POST /egress` | the next connection to the proxy's port inside, as soon as there is one: likewise |
 //! | `PUT /layer?compression=C&top=0|1&done=N` | the body, an archive, is unpacked: `LayerReport` |
 
 use std::convert::Infallible;
@@ -29,8 +30,9 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::Signal;
-use tokio::net::UnixStream;
+use tokio::net::{TcpListener, UnixStream};
 
+use crate::egress;
 use crate::files;
 use crate::layer::{self, Order};
 use crate::output::{self, Position};
@@ -71,8 +73,8 @@ impl<F: Future + 'static> hyper::rt::Executor<F> for Local {
 }
 
 /// Serves until the connection ends.
-pub async fn serve(stream: UnixStream, table: Rc<Table>) {
-    let service = service_fn(move |request| answer(request, Rc::clone(&table)));
+pub async fn serve(stream: UnixStream, table: Rc<Table>, way_out: Rc<Option<TcpListener>>) {
+    let service = service_fn(move |request| answer(request, Rc::clone(&table), Rc::clone(&way_out)));
     let _ = hyper::server::conn::http2::Builder::new(Local)
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
@@ -86,8 +88,12 @@ pub async fn serve(stream: UnixStream, table: Rc<Table>) {
         .await;
 }
 
-async fn answer(request: Request<Incoming>, table: Rc<Table>) -> Result<Response<Body>, Infallible> {
-    Ok(route(request, table).await.unwrap_or_else(|error| {
+async fn answer(
+    request: Request<Incoming>,
+    table: Rc<Table>,
+    way_out: Rc<Option<TcpListener>>,
+) -> Result<Response<Body>, Infallible> {
+    Ok(route(request, table, way_out).await.unwrap_or_else(|error| {
         let status = match error.code {
             ErrorCode::NotFound => StatusCode::NOT_FOUND,
             ErrorCode::Conflict | ErrorCode::NotRegular => StatusCode::CONFLICT,
@@ -115,7 +121,7 @@ async fn answer(request: Request<Incoming>, table: Rc<Table>) -> Result<Response
     }))
 }
 
-async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
+async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<TcpListener>>) -> Reply {
     let (parts, body) = request.into_parts();
     let query = parts.uri.query().unwrap_or_default();
     let path: Vec<&str> = parts.uri.path().split('/').skip(1).collect();
@@ -153,6 +159,10 @@ async fn route(request: Request<Incoming>, table: Rc<Table>) -> Reply {
         (&Method::POST, ["ports", port]) => Ok(Response::new(Either::Right(Either::Right(Either::Right(
             ports::open(api::ports::number(port)?, body).await?,
         ))))),
+        (&Method::POST, ["egress"]) => {
+            let said = egress::next(way_out.as_ref().as_ref(), body).await?;
+            Ok(Response::new(Either::Right(Either::Right(Either::Right(said)))))
+        }
         (&Method::PUT, ["layer"]) => json(StatusCode::OK, &layer::put(order(query)?, body).await?),
         _ => Err(Error::not_found(format!("there is no route {} {}", parts.method, parts.uri.path()))),
     }

@@ -10,6 +10,7 @@ use api::exec::LostCause;
 use api::sandbox::{EndReason, SandboxEvent};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::clock;
 use crate::datasets::Placed;
@@ -136,6 +137,8 @@ impl Driver {
     /// Waits for what ends it.
     async fn run(&mut self) -> Happening {
         let Some(sandbox) = self.entry.sandbox() else { return Happening::Vanished(EndReason::Died) };
+        let attending = Arc::clone(&self.shared).attend_egress(Arc::clone(&self.entry), Arc::clone(&sandbox));
+        let _attendant = AbortOnDropHandle::new(tokio::spawn(attending));
         let mut warned = false;
         loop {
             let wake = self.wake(&mut warned);

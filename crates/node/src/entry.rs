@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::exec::{ExecInfo, ExecSpec};
+use api::policy::Policy;
 use api::ports::PUBLIC_MAX;
 use api::sandbox::{Sandbox as Shown, SandboxState};
 use api::{ExecId, SandboxId, limits};
@@ -29,6 +30,8 @@ pub(crate) struct Entry {
     /// Calls in progress.
     calls: AtomicU32,
     uses: Mutex<Uses>,
+    /// What may leave it, for those who let it.
+    policy: watch::Sender<Policy>,
     saving: Mutex<()>,
 }
 
@@ -53,6 +56,7 @@ impl Entry {
         let idle = Duration::from_millis(record.sandbox.idle_ms);
         Self {
             id: record.sandbox.id.clone(),
+            policy: watch::Sender::new(record.sandbox.policy.clone()),
             record: watch::Sender::new(record),
             sandbox: Mutex::default(),
             inbox,
@@ -167,6 +171,17 @@ impl Entry {
     /// Takes back a change of who may reach its ports.
     pub fn reset_ports(&self, before: Ports) {
         self.record.send_modify(|record| record.ports = before);
+    }
+
+    /// What may leave it, now and later.
+    pub fn policy(&self) -> watch::Receiver<Policy> {
+        self.policy.subscribe()
+    }
+
+    /// Gives it another policy.
+    pub fn set_policy(&self, policy: Policy) {
+        self.record.send_modify(|record| record.sandbox.policy = policy.clone());
+        self.policy.send_replace(policy);
     }
 
     /// It was in use then.

@@ -12,6 +12,7 @@
 //! | [`sandbox`] | one sandbox from start to stop, its posture checked before anything runs in it |
 //! | [`link`] | the host end of the channel: one connection after the other, requests that outlive them |
 //! | [`port`] | a connection to a port inside |
+//! | [`egress`] | what leaves sandboxes, given to the broker |
 //! | [`exec`] | one exec as seen from here: its output from any offset, its one outcome |
 //! | [`files`] | files of a sandbox, as they are asked for from here |
 //! | [`artifacts`] | files of a run that are kept after its sandbox is gone |
@@ -32,6 +33,7 @@ pub mod artifacts;
 pub mod clock;
 pub mod datasets;
 mod driver;
+pub mod egress;
 mod entry;
 pub mod error;
 pub mod exec;

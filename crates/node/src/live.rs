@@ -10,6 +10,7 @@ use api::SandboxId;
 use api::limits::Limits;
 use api::sandbox::{CreateSandbox, EndReason, Sandbox as Shown, SandboxEvent, SandboxState, Tier, Usage};
 use api::server::NodeStatus;
+use egress::Broker;
 use runtime::{Profile, Runtime, Spec};
 use tokio::sync::{Semaphore, broadcast, mpsc};
 
@@ -18,6 +19,7 @@ use crate::artifacts::Keeper;
 use crate::clock;
 use crate::datasets::{Datasets, Placed};
 use crate::driver::{Beginning, Driver, Word};
+use crate::egress::Decided;
 pub use crate::entry::not_running;
 use crate::entry::{Call, Entry};
 use crate::error::Error;
@@ -30,6 +32,8 @@ use crate::template;
 pub(crate) const INBOX: usize = 16;
 /// Events that a slow reader may be behind.
 const EVENTS: usize = 4096;
+/// Decisions that whoever writes them down may be behind.
+const DECISIONS: usize = 4096;
 /// Sandboxes being started at once. More would not be faster, only later all together.
 const STARTS_AT_ONCE: usize = 8;
 
@@ -46,6 +50,8 @@ pub struct Order {
     pub project: String,
     /// What was asked for.
     pub request: CreateSandbox,
+    /// Whether that project may let a sandbox reach the whole internet.
+    pub may_open: bool,
 }
 
 pub(crate) type Entries = HashMap<SandboxId, Arc<Entry>>;
@@ -67,6 +73,9 @@ pub(crate) struct Shared {
     draining: AtomicBool,
     entries: Mutex<Entries>,
     events: broadcast::Sender<SandboxEvent>,
+    /// Lets out what may leave.
+    pub broker: Arc<Broker>,
+    pub decisions: broadcast::Sender<Decided>,
     /// Which start of the machine this is.
     pub boot: String,
 }
@@ -96,6 +105,8 @@ impl Node {
             draining: AtomicBool::new(false),
             entries: Mutex::default(),
             events: broadcast::Sender::new(EVENTS),
+            broker: Arc::new(Broker::new()),
+            decisions: broadcast::Sender::new(DECISIONS),
             boot,
         });
         let node = Self { shared };
@@ -293,7 +304,7 @@ impl Node {
         self.shared.entries().get(id).cloned()
     }
 
-    fn known(&self, id: &SandboxId) -> Result<Arc<Entry>, Error> {
+    pub(crate) fn known(&self, id: &SandboxId) -> Result<Arc<Entry>, Error> {
         self.entry(id).ok_or_else(|| Error::Runtime(runtime::Error::NotFound(id.clone())))
     }
 
@@ -304,6 +315,10 @@ impl Node {
         request.check().map_err(Error::Request)?;
         let runtime = shared.at_least(request.tier)?.name().to_owned();
         let template = template::Store::new(&shared.data).load(&request.template)?;
+        let policy = request.policy.clone().unwrap_or(template.policy);
+        if policy.open && !order.may_open {
+            return Err(Error::Request(not_open(&order.project)));
+        }
         let mut entries = shared.entries();
         if let Some(entry) = entries.get(id) {
             return Ok(Arc::clone(entry));
@@ -313,8 +328,9 @@ impl Node {
         }
         admission::admit(&shared.bounds, &shared.room(&entries), &request.limits)
             .map_err(|(what, why)| no_room(what, why))?;
+        let asked = Shown::asked(id.clone(), &order.project, request, clock::wall_ms());
         let record = Record {
-            sandbox: Shown::asked(id.clone(), &order.project, request, clock::wall_ms()),
+            sandbox: Shown { policy, ..asked },
             runtime,
             layers: template.layers,
             env: template.env,
@@ -348,6 +364,20 @@ impl Node {
         entries.insert(entry.id().clone(), Arc::clone(entry));
         let driver = Driver { shared: Arc::clone(&self.shared), entry: Arc::clone(entry), inbox };
         tokio::spawn(driver.drive(beginning));
+    }
+}
+
+/// The error for a project that may not have the whole internet.
+pub fn not_open(project: &str) -> api::Error {
+    api::Error {
+        code: api::ErrorCode::Forbidden,
+        message: format!("project {project} may not have a policy that is open"),
+        layer: api::Layer::Policy,
+        ran: api::Ran::No,
+        retry: api::Retry::Useless,
+        fix: format!(
+            "Name the hosts that are needed; or an administrator allows it: `belljar project set {project} --open true`."
+        ),
     }
 }
 

@@ -178,6 +178,7 @@ impl Builder {
             layers,
             env: image.env,
             cwd: image.cwd,
+            policy: api::policy::Policy::default(),
             built_at: built_at.map_or(0, |since| since.as_secs()),
         };
         Store::new(&self.data).save(&template)?;

@@ -37,6 +37,7 @@ impl Place {
             layers: vec!["a".repeat(64)],
             env: BTreeMap::new(),
             cwd: None,
+            policy: api::policy::Policy::default(),
             built_at: 0,
         };
         std::fs::create_dir_all(template.layer_directories(data.path())[0].as_path()).unwrap();
@@ -63,7 +64,7 @@ impl Place {
 }
 
 fn order() -> Order {
-    Order { project: "p".into(), request: request() }
+    Order { project: "p".into(), request: request(), may_open: false }
 }
 
 fn request() -> CreateSandbox {

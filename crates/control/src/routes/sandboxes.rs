@@ -1,4 +1,4 @@
-//! Sandboxes: create, list, look, stop, lease, usage, events.
+//! Sandboxes: create, list, look, stop, lease, policy, usage, events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use api::Error;
 use api::account::Role;
+use api::policy::Policy;
 use api::sandbox::{CreateSandbox, Lease, Sandbox, SandboxEvent, Usage};
 use api::server::{HEARTBEAT_MS, PAGE, PAGE_MAX, Page};
 use axum::Json;
@@ -113,6 +114,28 @@ pub async fn lease(
     let sandbox = platform.running(&caller, &named).await?;
     platform.note(&caller, Act::Lease, |entry| entry.sandbox(&sandbox.id));
     let shown = platform.node.renew(&sandbox.id, Duration::from_millis(lease.idle_ms))?;
+    // The node keeps it; the store shows it later if it cannot take it now.
+    let _ = platform.store.moved(&shown).await;
+    Ok(Json(shown))
+}
+
+/// Gives a sandbox another policy. What is under way and no longer allowed is cut before this is answered, or within a second.
+#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/policy", params(("sandbox" = String, Path)), request_body = Policy, security(("key" = [])), responses((status = 200, body = Sandbox), (status = "default", body = Error)))]
+pub async fn policy(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    Sent(policy): Sent<Policy>,
+) -> Answer<Json<Sandbox>> {
+    caller.require(Role::Write)?;
+    policy.check()?;
+    if policy.open && !caller.quota.open {
+        return Err(node::live::not_open(&caller.key.project).into());
+    }
+    let sandbox = platform.running(&caller, &named).await?;
+    platform
+        .note(&caller, Act::Policy, |entry| entry.sandbox(&sandbox.id).detail(&policy.words().join(", ")));
+    let shown = platform.node.set_policy(&sandbox.id, policy)?;
     // The node keeps it; the store shows it later if it cannot take it now.
     let _ = platform.store.moved(&shown).await;
     Ok(Json(shown))

@@ -8,7 +8,24 @@ use crate::field::{BOTH, THROUGH, home, payload, said, withstand};
 use crate::room::Room;
 
 /// The variables that every exec has.
-const VARIABLES: [&str; 7] = ["HOME", "LANG", "PATH", "SHELL", "TMPDIR", "TZ", "USER"];
+const VARIABLES: [&str; 16] = [
+    "ALL_PROXY",
+    "HOME",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "LANG",
+    "NODE_USE_ENV_PROXY",
+    "NO_PROXY",
+    "PATH",
+    "SHELL",
+    "TMPDIR",
+    "TZ",
+    "USER",
+    "all_proxy",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+];
 /// What a shell and an interpreter add by themselves.
 const ADDED: [&str; 4] = ["PWD", "SHLVL", "_", "LC_CTYPE"];
 

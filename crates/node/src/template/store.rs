@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use api::exec::ExecSpec;
 use api::layer::LAYERS_MAX;
+use api::policy::Policy;
 use serde::{Deserialize, Serialize};
 
 use super::{failed, layers, unsound};
@@ -27,6 +28,9 @@ pub struct Template {
     pub env: BTreeMap<String, String>,
     /// Where execs start, unless they say otherwise.
     pub cwd: Option<String>,
+    /// What may leave its sandboxes, unless they say otherwise.
+    #[serde(default)]
+    pub policy: Policy,
     /// When it was made, in seconds since 1970.
     pub built_at: u64,
 }
@@ -174,7 +178,14 @@ mod tests {
     fn template(name: &str) -> Template {
         let env = BTreeMap::from([("PATH".to_owned(), "/bin".to_owned()), ("A".to_owned(), "1".to_owned())]);
         let layers = vec!["a".repeat(64)];
-        Template { name: name.into(), layers, env, cwd: Some("/srv".into()), built_at: 5 }
+        Template {
+            name: name.into(),
+            layers,
+            env,
+            cwd: Some("/srv".into()),
+            policy: Policy::default(),
+            built_at: 5,
+        }
     }
 
     #[test]

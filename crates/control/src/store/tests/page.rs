@@ -13,6 +13,7 @@ const ROOMY: Quota = Quota {
     disk_bytes: u64::MAX,
     creates_per_second: 1,
     execs_per_second: 1,
+    open: false,
 };
 
 async fn add(place: &Place, id: &str, created_at_ms: u64) {

@@ -1,0 +1,343 @@
+//! What may leave a sandbox. Empty means nothing.
+//!
+//! ```json
+//! { "presets": ["python-packages"], "hosts": [ { "host": "api.example.org", "ports": [443] } ] }
+//! ```
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::host::Host;
+use crate::limits;
+
+/// Where the proxy listens, on the loopback interface of every sandbox.
+pub const PROXY_PORT: u16 = 3128;
+/// Rules of one policy.
+pub const HOSTS_MAX: usize = 128;
+/// Ports, methods or paths of one rule.
+const PARTS_MAX: usize = 32;
+/// A path of a rule.
+const PATH_BYTES_MAX: usize = 1024;
+/// The ports of a rule that names none: those of the web.
+const PORTS: [u16; 2] = [80, 443];
+/// What a sandbox may send and receive in a second, unless its policy says less.
+const BYTES_PER_SECOND: u64 = 64 << 20;
+/// What it may send and receive altogether, likewise.
+const BYTES_MAX: u64 = 64 << 30;
+
+/// What may leave a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Policy {
+    /// Sets of hosts that have a name.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub presets: BTreeSet<Preset>,
+    /// Hosts. At most 128.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostRule>,
+    /// Every host of the internet. Private, link-local and metadata addresses and those of the machine stay closed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub open: bool,
+    /// What may be sent and received in a second, all connections together.
+    pub bytes_per_second: u64,
+    /// What may be sent and received altogether, counted from the start of the sandbox or of the server, whichever was later.
+    pub bytes_max: u64,
+}
+
+/// A set of hosts that has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Preset {
+    /// Python's package index, for pip and uv.
+    PythonPackages,
+    /// The npm registry.
+    NodePackages,
+    /// Debian's archive, for apt.
+    DebianPackages,
+    /// The public homes of Git repositories, over HTTPS.
+    Git,
+}
+
+/// One host, and what may be asked of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct HostRule {
+    /// A name or an address; `*.example.org` is every name below `example.org`, and not that one.
+    pub host: String,
+    /// 80 and 443 unless it says others.
+    #[serde(default = "web_ports")]
+    pub ports: Vec<u16>,
+    /// The methods that may be used; any where it says none. What is encrypted cannot be seen: such a rule lets no TLS through.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub methods: Option<Vec<String>>,
+    /// The paths that may be asked for, those that begin with it where one ends in `*`. Likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paths: Option<Vec<String>>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            presets: BTreeSet::new(),
+            hosts: Vec::new(),
+            open: false,
+            bytes_per_second: BYTES_PER_SECOND,
+            bytes_max: BYTES_MAX,
+        }
+    }
+}
+
+impl Policy {
+    /// A policy of words, as people write them: a preset, `open`, or a rule.
+    ///
+    /// # Errors
+    /// The first word that is none of these.
+    pub fn of_words<T: AsRef<str>>(words: &[T]) -> Result<Self, Error> {
+        let mut policy = Self::default();
+        for word in words.iter().map(AsRef::as_ref) {
+            match (word, Preset::from_name(word)) {
+                ("open", _) => policy.open = true,
+                (_, Some(preset)) => drop(policy.presets.insert(preset)),
+                (_, None) => policy.hosts.push(word.parse()?),
+            }
+        }
+        policy.check()?;
+        Ok(policy)
+    }
+
+    /// Whether nothing may leave.
+    pub fn is_closed(&self) -> bool {
+        self.presets.is_empty() && self.hosts.is_empty() && !self.open
+    }
+
+    /// Refuses what is no policy, by name.
+    ///
+    /// # Errors
+    /// The first thing wrong with it.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.hosts.len() > HOSTS_MAX {
+            let what = "the number of hosts in a policy";
+            return Err(limits::exceeded(what, self.hosts.len() as u64, HOSTS_MAX as u64));
+        }
+        for (what, value) in [("bytes_per_second", self.bytes_per_second), ("bytes_max", self.bytes_max)] {
+            if value == 0 {
+                return Err(Error::invalid(
+                    format!("{what} of a policy is 0"),
+                    "To let nothing out, leave out its hosts, presets and `open`.",
+                ));
+            }
+        }
+        self.hosts.iter().try_for_each(HostRule::check)
+    }
+
+    /// Its words, as people write them.
+    pub fn words(&self) -> Vec<String> {
+        let open = self.open.then(|| "open".to_owned());
+        let presets = self.presets.iter().map(|preset| preset.name().to_owned());
+        open.into_iter().chain(presets).chain(self.hosts.iter().map(ToString::to_string)).collect()
+    }
+}
+
+impl HostRule {
+    /// The host, and whether those below it are meant.
+    ///
+    /// # Errors
+    /// It is no host, or one that stands for too much.
+    pub fn parsed(&self) -> Result<(Host, bool), Error> {
+        let (below, wild) = match self.host.strip_prefix("*.") {
+            Some(below) => (below, true),
+            None => (self.host.as_str(), false),
+        };
+        match Host::parse(below)? {
+            Host::Name(name) if !name.contains('.') => Err(Error::invalid(
+                format!("{:?} is neither a preset nor a host of the internet", self.host),
+                "Name a host with a dot in it, or a preset: python-packages, node-packages, debian-packages, git, open.",
+            )),
+            Host::Address(_) if wild => {
+                Err(Error::invalid(format!("there is nothing below {below}"), "Name the address itself."))
+            }
+            host @ (Host::Name(_) | Host::Address(_)) => Ok((host, wild)),
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.parsed()?;
+        let wrong = |what: &str, fix: &str| {
+            Err(Error::invalid(format!("the rule for {:?} {what}", self.host), fix.to_owned()))
+        };
+        if self.ports.is_empty() || self.ports.contains(&0) || self.ports.len() > PARTS_MAX {
+            return wrong(
+                "has no ports, too many, or port 0",
+                "Name 1 to 32 ports, or leave `ports` out for 80 and 443.",
+            );
+        }
+        if let Some(methods) = &self.methods {
+            let plain =
+                |method: &String| !method.is_empty() && method.bytes().all(|byte| byte.is_ascii_uppercase());
+            if methods.is_empty() || methods.len() > PARTS_MAX || !methods.iter().all(plain) {
+                return wrong(
+                    "has no methods, too many, or one that is none",
+                    "Name methods such as GET in capitals, or leave `methods` out.",
+                );
+            }
+        }
+        if let Some(paths) = &self.paths {
+            let sound = |path: &String| {
+                let bare = path.strip_suffix('*').unwrap_or(path);
+                bare.starts_with('/') && bare.len() <= PATH_BYTES_MAX && is_plain_path(bare)
+            };
+            if paths.is_empty() || paths.len() > PARTS_MAX || !paths.iter().all(sound) {
+                return wrong(
+                    "has no paths, too many, or one that is none",
+                    "Name paths that begin with `/` and have no `..`, `//`, `%` or `*` in them but a last `*`.",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what is asked is to be seen before it can be decided.
+    pub fn looks_inside(&self) -> bool {
+        self.methods.is_some() || self.paths.is_some()
+    }
+}
+
+/// Whether a path says in one way what it says: a server could understand `..`, `//` or `%2e` as another path than a rule does.
+pub fn is_plain_path(path: &str) -> bool {
+    path.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'%' | b'\\' | b'?' | b'#' | b'*'))
+        && !path.split('/').skip(1).any(|part| part == "." || part == "..")
+        && !path.contains("//")
+}
+
+impl FromStr for HostRule {
+    type Err = Error;
+
+    /// `[METHOD[,METHOD] ]HOST[:PORT][/PATH]`
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let (methods, rest) = match text.split_once(' ') {
+            Some((methods, rest)) => (Some(methods.split(',').map(str::to_owned).collect()), rest),
+            None => (None, text),
+        };
+        let slash = rest.find('/');
+        let paths = slash.and_then(|at| rest.get(at..)).map(|path| vec![path.to_owned()]);
+        let authority = slash.and_then(|at| rest.get(..at)).unwrap_or(rest);
+        let (wild, bare) = match authority.strip_prefix("*.") {
+            Some(bare) => ("*.", bare),
+            None => ("", authority),
+        };
+        let named = bare.rsplit_once(':').is_some()
+            && bare.parse::<std::net::Ipv6Addr>().is_err()
+            && !bare.ends_with(']');
+        let (host, port) = Host::with_port(bare, Some(PORTS[0]))?;
+        let ports = if named { vec![port] } else { web_ports() };
+        let rule = Self { host: format!("{wild}{host}"), ports, methods, paths };
+        rule.check()?;
+        Ok(rule)
+    }
+}
+
+impl fmt::Display for HostRule {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(methods) = &self.methods {
+            write!(formatter, "{} ", methods.join(","))?;
+        }
+        let (open, close) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
+        write!(formatter, "{open}{}{close}", self.host)?;
+        if self.ports != PORTS {
+            let ports: Vec<_> = self.ports.iter().map(u16::to_string).collect();
+            write!(formatter, ":{}", ports.join(","))?;
+        }
+        formatter.write_str(&self.paths.as_deref().unwrap_or_default().join(","))
+    }
+}
+
+impl Preset {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::PythonPackages, Self::NodePackages, Self::DebianPackages, Self::Git];
+
+    /// The name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PythonPackages => "python-packages",
+            Self::NodePackages => "node-packages",
+            Self::DebianPackages => "debian-packages",
+            Self::Git => "git",
+        }
+    }
+
+    /// The preset of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|preset| preset.name() == name)
+    }
+}
+
+fn web_ports() -> Vec<u16> {
+    PORTS.to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_is_closed_and_never_open() {
+        // N-20
+        assert!(Policy::default().is_closed());
+        assert!(serde_json::from_str::<Policy>("{}").unwrap().is_closed());
+        for body in [
+            r#"{"hosts":null}"#,
+            r#"{"hosts":[""]}"#,
+            r#"{"open":"yes"}"#,
+            r#"{"allow":["*"]}"#,
+            r#"{"presets":["all"]}"#,
+        ] {
+            assert!(serde_json::from_str::<Policy>(body).is_err(), "{body}");
+        }
+        for host in
+            ["", "*", ".", "*.", "*.org", "**", "*.*.org", "*.1.2.3.4", "http://a.org", "a.org:80", "a b"]
+        {
+            let rule = HostRule { host: host.into(), ports: web_ports(), methods: None, paths: None };
+            assert!(Policy { hosts: vec![rule], ..Policy::default() }.check().is_err(), "{host:?}");
+        }
+        for part in [
+            r#""ports":[]"#,
+            r#""ports":[0]"#,
+            r#""methods":[]"#,
+            r#""methods":["get"]"#,
+            r#""paths":[]"#,
+            r#""paths":["x"]"#,
+            r#""paths":["/a/../b"]"#,
+        ] {
+            let policy: Policy =
+                serde_json::from_str(&format!(r#"{{"hosts":[{{"host":"a.org",{part}}}]}}"#)).unwrap();
+            assert!(policy.check().is_err(), "{part}");
+        }
+    }
+
+    #[test]
+    fn words_are_understood_and_shown_alike() {
+        for word in [
+            "a.org",
+            "*.a.org:8443",
+            "GET,HEAD a.org/v1/*",
+            "93.184.216.34:22",
+            "[2606:2800::1]:443",
+            "[2606:2800::1]",
+        ] {
+            assert_eq!(word.parse::<HostRule>().unwrap().to_string(), word);
+        }
+        let policy = Policy::of_words(&["git", "a.org", "python-packages"]).unwrap();
+        assert_eq!(policy.words(), ["python-packages", "git", "a.org"]);
+        assert!(Policy::of_words(&["open"]).unwrap().open);
+        for word in ["", "*", "GET", "get a.org", "a.org:", "https://a.org", "a.org/%2e"] {
+            assert!(Policy::of_words(&[word]).is_err(), "{word:?}");
+        }
+    }
+}

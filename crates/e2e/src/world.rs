@@ -1,0 +1,181 @@
+//! A world outside: a network namespace that holds public-looking addresses with servers behind them, and another, joined to it by one
+//! cable, in which a test and its `belljar serve` run. No route leads out of the two.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tempfile::TempDir;
+
+use crate::service::Service;
+
+const PROGRAM: &str = include_str!("world.py");
+/// A server of that world answers at once.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// The address of a server of that world that everybody may reach.
+pub const GOOD: &str = "93.184.216.34";
+/// One that only those may reach who are allowed to.
+pub const EVIL: &str = "93.184.216.35";
+
+/// The world outside, for as long as it is held.
+pub struct World {
+    child: Child,
+    place: TempDir,
+}
+
+/// Runs a test in a network namespace of its own that is joined to a world outside, if tests on real servers are wanted.
+pub fn in_a_world(test: impl AsyncFn(&World) + Send + Sync) {
+    if std::env::var_os("BELLJAR_REAL").is_none() {
+        eprintln!("skipped: needs root and real runtimes; run it with `just real`");
+        return;
+    }
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| {
+            enter_empty();
+            let world = World::new();
+            crate::service::served(async || test(&world).await);
+        });
+        if let Err(panic) = done.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// Moves this thread, and with it all that it starts, into a network namespace in which there is nothing.
+fn enter_empty() {
+    let mut holder = Command::new("unshare").args(["--net", "sleep", "60"]).spawn().unwrap();
+    let (ours, theirs) =
+        (PathBuf::from("/proc/thread-self/ns/net"), PathBuf::from(format!("/proc/{}/ns/net", holder.id())));
+    let since = Instant::now();
+    while std::fs::read_link(&ours).unwrap() == std::fs::read_link(&theirs).unwrap() {
+        assert!(since.elapsed() < ANSWER_WITHIN, "needs root");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let namespace = std::fs::File::open(theirs).unwrap();
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+}
+
+impl World {
+    fn new() -> Self {
+        let place = tempfile::Builder::new().prefix("belljar-world").tempdir().unwrap();
+        let (program, pem) = (place.path().join("world.py"), place.path().join("pem"));
+        std::fs::write(&program, PROGRAM).unwrap();
+        std::fs::write(
+            place.path().join("resolv.conf"),
+            "nameserver 93.184.216.53\noptions timeout:1 attempts:1\n",
+        )
+        .unwrap();
+        let (key, certificate) = (place.path().join("key"), place.path().join("certificate"));
+        let made = Command::new("openssl")
+            .args([
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:P-256",
+                "-nodes",
+                "-days",
+                "2",
+                "-subj",
+                "/CN=world",
+            ])
+            .args([
+                "-addext",
+                "subjectAltName=DNS:good.example,DNS:evil.example,DNS:*.good.example,DNS:github.com",
+            ])
+            .arg("-keyout")
+            .arg(&key)
+            .arg("-out")
+            .arg(&certificate)
+            .stderr(Stdio::null())
+            .status();
+        assert!(made.unwrap().success());
+        std::fs::write(&pem, [std::fs::read(&key).unwrap(), std::fs::read(&certificate).unwrap()].concat())
+            .unwrap();
+        let mut child = Command::new("unshare")
+            .args(["--net", "--kill-child", "python3"])
+            .arg(&program)
+            .arg(&pem)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = child.stdout.take().unwrap();
+        let world = Self { child, place };
+        // `unshare` becomes python.
+        let there = world.child.id().to_string();
+        std::thread::sleep(Duration::from_millis(100));
+        for command in [
+            "link set lo up".to_owned(),
+            format!("link add out0 type veth peer name in0 netns {there}"),
+            "link set out0 up".into(),
+            "addr add 93.184.216.1/24 dev out0".into(),
+            "-6 addr add 2606:2800:220::1/64 dev out0 nodad".into(),
+            "route add default via 93.184.216.2".into(),
+            "-6 route add default via 2606:2800:220::2".into(),
+        ] {
+            assert!(Command::new("ip").args(command.split(' ')).status().unwrap().success(), "ip {command}");
+        }
+        let mut line = String::new();
+        BufReader::new(said).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        world
+    }
+
+    /// A server of this build whose names are those of this world.
+    pub fn service(&self) -> Service {
+        let before = self.before();
+        let before: Vec<&str> = before.iter().map(String::as_str).collect();
+        Service::with(&before, &[])
+    }
+
+    /// A program that runs beside the server: without a sandbox, with the names of this world.
+    pub fn command(&self, words: &[String]) -> Command {
+        let before = self.before();
+        let mut command = Command::new(&before[0]);
+        command.args(&before[1..]).args(words).stdin(Stdio::null());
+        command
+    }
+
+    /// What comes before a program whose names are to be those of this world.
+    fn before(&self) -> [String; 6] {
+        let names = self.place.path().join("resolv.conf").display().to_string();
+        let script = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"".to_owned();
+        ["unshare".to_owned(), "--mount".into(), "sh".into(), "-c".into(), script, names]
+    }
+
+    /// The certificate of all its servers.
+    pub fn certificate(&self) -> PathBuf {
+        self.place.path().join("certificate")
+    }
+
+    /// What its servers have seen so far: questions for names, requests, open connections.
+    pub fn seen(&self) -> serde_json::Value {
+        serde_json::from_str(&self.get(GOOD, "/seen")).unwrap()
+    }
+
+    /// What a server answers to whoever asks without a sandbox.
+    pub fn get(&self, address: &str, path: &str) -> String {
+        let mut stream = TcpStream::connect((address, 80)).unwrap();
+        stream.set_read_timeout(Some(ANSWER_WITHIN)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n").unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

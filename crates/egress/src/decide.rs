@@ -1,0 +1,166 @@
+//! Whether a policy allows something. A pure function: nothing is looked up, so nothing can change while it decides.
+
+use api::host::Host;
+use api::policy::{HostRule, Policy, Preset, is_plain_path};
+
+/// The public homes of Git repositories, with where they keep archives and large files.
+const GIT: [&str; 10] = [
+    "github.com",
+    "codeload.github.com",
+    "objects.githubusercontent.com",
+    "raw.githubusercontent.com",
+    "release-assets.githubusercontent.com",
+    "github-cloud.githubusercontent.com",
+    "gitlab.com",
+    "bitbucket.org",
+    "codeberg.org",
+    "git.sr.ht",
+];
+/// Rules that are named to who is refused.
+const NAMED_MAX: usize = 8;
+
+/// What is asked of a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Bytes both ways, of which nothing can be seen.
+    Tunnel,
+    /// An HTTP request in the clear.
+    Request {
+        /// Its method.
+        method: String,
+        /// Its path, without the query.
+        path: String,
+    },
+}
+
+/// What allows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allowed {
+    /// The rule, in its words.
+    pub rule: String,
+    /// Whether the rule names the host, so that what is asked inside must be for the same one.
+    pub by_name: bool,
+}
+
+/// Decides.
+///
+/// # Errors
+/// Why not, as a sentence for whoever asked.
+pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &Ask) -> Result<Allowed, String> {
+    let mut inside = false;
+    for rule in &policy.hosts {
+        if !names(rule, host) || !rule.ports.contains(&port) {
+            continue;
+        }
+        if fits(rule, ask, port) {
+            let by_name = matches!(host, Host::Name(_));
+            return Ok(Allowed { rule: rule.to_string(), by_name });
+        }
+        inside |= rule.looks_inside();
+    }
+    let git = |name: &String| GIT.contains(&name.as_str());
+    if policy.presets.contains(&Preset::Git) && port == 443 && matches!(host, Host::Name(name) if git(name)) {
+        return Ok(Allowed { rule: Preset::Git.name().into(), by_name: true });
+    }
+    if policy.open {
+        return Ok(Allowed { rule: "open".into(), by_name: false });
+    }
+    let authority = host.authority(port);
+    Err(match (policy.is_closed(), inside, ask) {
+        (true, _, _) => format!("{authority}: this sandbox may reach no host"),
+        (_, true, Ask::Tunnel) => format!(
+            "{authority}: the rule for it limits methods or paths, which cannot be seen inside an encrypted connection"
+        ),
+        (_, true, Ask::Request { method, path }) => {
+            format!("{authority}: the rule for it does not allow {method} {}", shortened(path))
+        }
+        (_, false, _) => {
+            let words = policy.words();
+            let more = if words.len() > NAMED_MAX { ", …" } else { "" };
+            let words = words.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+            format!("{authority}: no rule of this sandbox's policy allows it; allowed are: {words}{more}")
+        }
+    })
+}
+
+/// A path that no terminal and no log is broken by.
+pub fn shortened(path: &str) -> String {
+    path.chars().take(120).flat_map(char::escape_default).collect()
+}
+
+fn names(rule: &HostRule, host: &Host) -> bool {
+    match (rule.parsed(), host) {
+        (Ok((named, false)), host) => named == *host,
+        (Ok((Host::Name(domain), true)), Host::Name(name)) => {
+            name.strip_suffix(&domain).is_some_and(|below| below.ends_with('.'))
+        }
+        (Ok(_) | Err(_), _) => false,
+    }
+}
+
+fn fits(rule: &HostRule, ask: &Ask, port: u16) -> bool {
+    match ask {
+        // What comes through a tunnel to this port is read as HTTP, and then decided again.
+        Ask::Tunnel => !rule.looks_inside() || port == 80,
+        Ask::Request { method, path } => {
+            let method = rule.methods.as_ref().is_none_or(|methods| methods.contains(method));
+            let path = rule
+                .paths
+                .as_ref()
+                .is_none_or(|paths| is_plain_path(path) && paths.iter().any(|one| matches(one, path)));
+            method && path
+        }
+    }
+}
+
+fn matches(rule: &str, path: &str) -> bool {
+    rule.strip_suffix('*').map_or(rule == path, |prefix| path.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allows(words: &[&str], target: &str, ask: &Ask) -> bool {
+        let (host, port) = Host::with_port(target, None).unwrap();
+        decide(&Policy::of_words(words).unwrap(), &host, port, ask).is_ok()
+    }
+
+    fn get(path: &str) -> Ask {
+        Ask::Request { method: "GET".into(), path: path.into() }
+    }
+
+    #[test]
+    fn nothing_is_allowed_that_no_rule_names() {
+        // N-05, N-07, N-20
+        for target in ["a.org:443", "1.2.3.4:443", "[2606::1]:80"] {
+            assert!(!allows(&[], target, &Ask::Tunnel));
+        }
+        assert!(allows(&["a.org"], "a.org:443", &Ask::Tunnel));
+        assert!(allows(&["a.org"], "A.ORG.:80", &get("/")));
+        for target in ["a.org:22", "b.a.org:443", "a.org.evil.org:443", "xa.org:443", "org:443"] {
+            assert!(!allows(&["a.org"], target, &Ask::Tunnel), "{target}");
+        }
+        assert!(allows(&["*.a.org"], "x.y.a.org:443", &Ask::Tunnel));
+        for target in ["a.org:443", "xa.org:443", "a.org.b.org:443"] {
+            assert!(!allows(&["*.a.org"], target, &Ask::Tunnel), "{target}");
+        }
+        assert!(allows(&["git"], "github.com:443", &Ask::Tunnel));
+        assert!(!allows(&["git"], "github.com:80", &Ask::Tunnel));
+        assert!(!allows(&["git"], "evil.github.com:443", &Ask::Tunnel));
+        assert!(allows(&["open"], "1.2.3.4:1", &Ask::Tunnel));
+    }
+
+    #[test]
+    fn a_rule_for_methods_and_paths_bites_and_lets_nothing_through_that_it_cannot_see() {
+        let rule = ["GET a.org/v1/*"];
+        assert!(allows(&rule, "a.org:80", &get("/v1/x")));
+        for path in ["/v2", "/v1/../v2", "/v1/%2e%2e/v2", "/v1//x", "/v1/x\\..", "/v1"] {
+            assert!(!allows(&rule, "a.org:80", &get(path)), "{path}");
+        }
+        assert!(!allows(&rule, "a.org:80", &Ask::Request { method: "POST".into(), path: "/v1/x".into() }));
+        assert!(!allows(&rule, "a.org:443", &Ask::Tunnel));
+        assert!(allows(&["GET a.org/exact"], "a.org:80", &get("/exact")));
+        assert!(!allows(&["GET a.org/exact"], "a.org:80", &get("/exactly")));
+    }
+}

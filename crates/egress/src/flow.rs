@@ -1,0 +1,140 @@
+//! One connection to the outside: counted, slowed to the policy's rate, and cut when the policy no longer allows it.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use api::policy::Policy;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::Sleep;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::decide::{Allowed, decide};
+use crate::party::{Asked, Party};
+
+/// One connection to the outside.
+pub struct Flow {
+    stream: TcpStream,
+    party: Arc<Party>,
+    policy: watch::Receiver<Policy>,
+    /// What it was made for.
+    pub asked: Asked,
+    /// What allows it.
+    pub allowed: Allowed,
+    /// Until then nothing is carried.
+    pause: Option<Pin<Box<Sleep>>>,
+    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    _watch: AbortOnDropHandle<()>,
+}
+
+impl Flow {
+    /// A connection that was allowed under the policy as `policy` has seen it.
+    pub fn new(
+        stream: TcpStream,
+        party: Arc<Party>,
+        policy: watch::Receiver<Policy>,
+        asked: Asked,
+        allowed: Allowed,
+    ) -> Self {
+        let cut = CancellationToken::new();
+        let watch = tokio::spawn(watch(Arc::clone(&party), policy.clone(), asked.clone(), cut.clone()));
+        Self {
+            stream,
+            party,
+            policy,
+            asked,
+            allowed,
+            pause: None,
+            cut: Box::pin(cut.cancelled_owned()),
+            _watch: AbortOnDropHandle::new(watch),
+        }
+    }
+
+    /// Sees to it that the other side does not take the end of this for one.
+    pub fn break_off(self) {
+        let _ = self.stream.set_zero_linger();
+    }
+
+    /// Says that what goes on inside is not what was allowed.
+    pub fn refuse(&self, why: &str) {
+        self.party.tell(&self.asked, Err(why));
+    }
+
+    /// Whether bytes may be carried now.
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.cut.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::ConnectionReset,
+                "the policy was changed",
+            )));
+        }
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(context));
+            self.pause = None;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn carried(&mut self, bytes: usize) -> io::Result<()> {
+        let pause = self.party.carried(bytes, &self.policy.borrow());
+        let Some(pause) = pause else {
+            self.refuse("this sandbox has carried as many bytes as its policy allows");
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "as many bytes as the policy allows"));
+        };
+        if !pause.is_zero() {
+            self.pause = Some(Box::pin(tokio::time::sleep(pause)));
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for Flow {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(self.poll_ready(context))?;
+        let before = into.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, into))?;
+        let count = into.filled().len() - before;
+        Poll::Ready(self.carried(count))
+    }
+}
+
+impl AsyncWrite for Flow {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_ready(context))?;
+        let count = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        Poll::Ready(self.carried(count).map(|()| count))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// Waits for a policy that does not allow it any more.
+async fn watch(party: Arc<Party>, mut policy: watch::Receiver<Policy>, asked: Asked, cut: CancellationToken) {
+    while policy.changed().await.is_ok() {
+        let still = decide(&policy.borrow_and_update(), &asked.host, asked.port, &asked.ask);
+        if still.is_err() {
+            party.tell(&asked, Err("cut: the policy was changed"));
+            cut.cancel();
+            return;
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The HTTP proxy: requests for other hosts, and `CONNECT`.
+//!
+//! Each request has a connection of its own to the host it is for, and only `hyper` reads and writes HTTP: what concerns one
+//! connection is made anew for the next, so that no two ends can disagree on where a request ends.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::host::Host;
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::ext::ReasonPhrase;
+use hyper::header::{
+    CONNECTION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+
+use crate::decide::Ask;
+use crate::flow::Flow;
+use crate::party::Asked;
+use crate::{Refusal, RefusalKind, Visit, tunnel};
+
+/// The head of a request comes within this, and so does the next one on the same connection.
+const HEAD_WITHIN: Duration = Duration::from_secs(60);
+/// A host that was sent a request begins to answer within this.
+const ANSWER_WITHIN: Duration = Duration::from_secs(300);
+/// The longest head.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// The port of HTTP in the clear.
+const CLEAR_PORT: u16 = 80;
+/// What concerns one connection and not the next.
+const HOP: [HeaderName; 7] =
+    [CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
+const HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
+
+type Body = UnsyncBoxBody<Bytes, hyper::Error>;
+
+/// Serves one connection to the proxy.
+pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, visit: Visit) {
+    let visit = Arc::new(visit);
+    let service = service_fn(move |request| {
+        let visit = Arc::clone(&visit);
+        async move { Ok::<_, Infallible>(visit.answer(request).await) }
+    });
+    let _ = server().serve_connection(TokioIo::new(stream), service).with_upgrades().await;
+}
+
+/// Whether what goes through a tunnel is to be read as HTTP: the rule names a host, and its port has nothing else.
+pub fn is_clear(flow: &Flow) -> bool {
+    flow.allowed.by_name && flow.asked.port == CLEAR_PORT
+}
+
+/// Serves HTTP inside a tunnel, to the one host that it was opened to.
+pub async fn serve_inside<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, flow: Flow, visit: Visit) {
+    let host = flow.asked.host.clone();
+    // Each request in it is decided on its own, and makes a connection of its own.
+    drop(flow);
+    let service = service_fn(|request| async {
+        Ok::<_, Infallible>(match inside(&request, &host) {
+            Ok(asked) => visit.forward(request, asked).await,
+            Err(refusal) => {
+                visit.party.tell_wrong(&host.authority(CLEAR_PORT), &refusal.why);
+                refusal.response()
+            }
+        })
+    });
+    let _ = server().serve_connection(TokioIo::new(stream), service).await;
+}
+
+fn server() -> hyper::server::conn::http1::Builder {
+    let mut server = hyper::server::conn::http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(HEAD_BYTES_MAX);
+    server
+}
+
+impl Visit {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let asked = match asked(&request) {
+            Ok(asked) => asked,
+            Err(refusal) => {
+                let target = request.uri().authority().map_or("", |authority| authority.as_str());
+                self.party.tell_wrong(target, &refusal.why);
+                return refusal.response();
+            }
+        };
+        if asked.ask == Ask::Tunnel {
+            self.connect(request, asked).await
+        } else {
+            self.forward(request, asked).await
+        }
+    }
+
+    /// `CONNECT`: bytes both ways from here on.
+    async fn connect(&self, mut request: Request<Incoming>, asked: Asked) -> Response<Body> {
+        let reached = self.broker.reach(&self.party, asked).await;
+        let upgrading = hyper::upgrade::on(&mut request);
+        let flow = match reached {
+            Ok(flow) => flow,
+            Err(refusal) => {
+                tokio::spawn(end(upgrading));
+                return refusal.response();
+            }
+        };
+        let visit = Self {
+            broker: Arc::clone(&self.broker),
+            party: Arc::clone(&self.party),
+            place: Arc::clone(&self.place),
+        };
+        tokio::spawn(async move {
+            let Ok(upgraded) = upgrading.await else { return };
+            let stream = TokioIo::new(upgraded);
+            if is_clear(&flow) {
+                serve_inside(stream, flow, visit).await;
+            } else {
+                tunnel::pass(stream, flow).await;
+                drop(visit);
+            }
+        });
+        Response::new(empty())
+    }
+
+    /// A request in the clear, to the host it names.
+    async fn forward(&self, mut request: Request<Incoming>, asked: Asked) -> Response<Body> {
+        let authority = match (&asked.host, asked.port) {
+            (host, CLEAR_PORT) => host.authority(CLEAR_PORT).trim_end_matches(":80").to_owned(),
+            (host, port) => host.authority(port),
+        };
+        let flow = match self.broker.reach(&self.party, asked).await {
+            Ok(flow) => flow,
+            Err(refusal) => return refusal.response(),
+        };
+        let path = request.uri().path_and_query().cloned();
+        *request.uri_mut() = path.map_or_else(Uri::default, Uri::from);
+        remove_hop(request.headers_mut());
+        if let Ok(host) = HeaderValue::from_str(&authority) {
+            request.headers_mut().insert(HOST, host);
+        }
+        let failed =
+            |why: String| Refusal::unreachable(format!("{authority} gave no answer: {why}")).response();
+        let (mut sender, connection) = match hyper::client::conn::http1::handshake(TokioIo::new(flow)).await {
+            Ok(made) => made,
+            Err(error) => return failed(error.to_string()),
+        };
+        tokio::spawn(connection);
+        match tokio::time::timeout(ANSWER_WITHIN, sender.send_request(request)).await {
+            Ok(Ok(mut response)) => {
+                remove_hop(response.headers_mut());
+                response.map(|body| body.boxed_unsync())
+            }
+            Ok(Err(error)) => failed(error.to_string()),
+            Err(_) => failed(format!("nothing came for {ANSWER_WITHIN:?}")),
+        }
+    }
+}
+
+/// Ends a connection whose `CONNECT` was refused in good order, where hyper leaves it to whoever would have had it.
+async fn end(upgrading: OnUpgrade) {
+    if let Ok(upgraded) = upgrading.await {
+        let _ = TokioIo::new(upgraded).shutdown().await;
+    }
+}
+
+/// What a request to a proxy is for: the one host that it is decided for, resolved and dialled.
+fn asked(request: &Request<Incoming>) -> Result<Asked, Refusal> {
+    let wrong = |why: &str| Refusal { kind: RefusalKind::Wrong, why: why.to_owned() };
+    let Some(authority) = request.uri().authority() else {
+        return Err(wrong(
+            "this is the proxy of the sandbox: send it the whole address, such as `GET http://example.org/`, or CONNECT",
+        ));
+    };
+    if authority.as_str().contains('@') {
+        return Err(wrong("a host has no user in front of it"));
+    }
+    let is_tunnel = request.method() == Method::CONNECT;
+    if !is_tunnel && request.uri().scheme_str() != Some("http") {
+        return Err(wrong("only http:// is asked for in the clear; for https:// use CONNECT"));
+    }
+    let port = (!is_tunnel).then_some(CLEAR_PORT);
+    let (host, port) = Host::with_port(authority.as_str(), port).map_err(|error| wrong(&error.message))?;
+    let ask = if is_tunnel { Ask::Tunnel } else { as_request(request) };
+    Ok(Asked { host, port, ask })
+}
+
+/// What a request inside a tunnel is for: the host of the tunnel, and no other.
+fn inside(request: &Request<Incoming>, host: &Host) -> Result<Asked, Refusal> {
+    let mut named = request.headers().get_all(HOST).iter();
+    let text = match (request.uri().authority(), named.next(), named.next()) {
+        (Some(authority), _, _) => Some(authority.as_str()),
+        (None, Some(only), None) => only.to_str().ok(),
+        (None, _, _) => None,
+    };
+    let same = text.and_then(|text| Host::with_port(text, Some(CLEAR_PORT)).ok());
+    if same != Some((host.clone(), CLEAR_PORT)) || request.method() == Method::CONNECT {
+        let why = format!("the request inside the tunnel to {host} is for another host");
+        return Err(Refusal { kind: RefusalKind::Denied, why });
+    }
+    Ok(Asked { host: host.clone(), port: CLEAR_PORT, ask: as_request(request) })
+}
+
+fn as_request(request: &Request<Incoming>) -> Ask {
+    Ask::Request { method: request.method().to_string(), path: request.uri().path().to_owned() }
+}
+
+fn remove_hop(headers: &mut HeaderMap) {
+    let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let listed: Vec<HeaderName> =
+        values.flat_map(|text| text.split(',')).filter_map(|name| name.trim().parse().ok()).collect();
+    for name in listed.into_iter().chain(HOP) {
+        headers.remove(name);
+    }
+    for name in HOP_TOO {
+        headers.remove(name);
+    }
+}
+
+impl Refusal {
+    /// As an answer: the reason stands in the first line too, which is all that many programs show of a refused `CONNECT`.
+    pub fn response(self) -> Response<Body> {
+        let (status, title) = match self.kind {
+            RefusalKind::Wrong => (StatusCode::BAD_REQUEST, "Bad Request"),
+            RefusalKind::Denied => (StatusCode::FORBIDDEN, "Forbidden by the policy of this sandbox"),
+            RefusalKind::Busy => (StatusCode::TOO_MANY_REQUESTS, "Too Many Requests"),
+            RefusalKind::Unreachable => (StatusCode::BAD_GATEWAY, "Bad Gateway"),
+        };
+        let fix = match self.kind {
+            RefusalKind::Wrong => "Mend the request.",
+            RefusalKind::Denied => {
+                "Use what is allowed, or ask whoever runs this sandbox to allow it: `belljar policy SANDBOX --allow HOST`."
+            }
+            RefusalKind::Busy => "Make fewer connections at once, and wait a second.",
+            RefusalKind::Unreachable => "See whether the name is right, and try again later.",
+        };
+        let mut response = Response::new(full(format!("belljar: {}\n  fix: {fix}\n", self.why)));
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        let line: String =
+            format!("{title}: {}", self.why).chars().filter(char::is_ascii).take(400).collect();
+        if let Ok(reason) = ReasonPhrase::try_from(line.into_bytes()) {
+            response.extensions_mut().insert(reason);
+        }
+        response
+    }
+}
+
+/// The answer to a connection for which there is no place.
+pub fn no_place() -> String {
+    let why = "belljar: this sandbox has as many connections as it may have; close some, or wait\n";
+    format!(
+        "HTTP/1.1 429 Too Many Requests: too many connections\r\ncontent-type: text/plain\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{why}",
+        why.len()
+    )
+}
+
+fn empty() -> Body {
+    full(String::new())
+}
+
+fn full(text: String) -> Body {
+    Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync()
+}

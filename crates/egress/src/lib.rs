@@ -1,0 +1,209 @@
+//! What may leave a sandbox: the broker.
+//!
+//! A sandbox has a loopback interface and nothing else. The guest takes connections on it and hands each to the node as a stream of
+//! bytes; here they become a proxy that decides.
+//!
+//! ```text
+//! program inside ──127.0.0.1:3128──▶ guest ──channel──▶ Broker::serve
+//!    first byte 5: SOCKS ─┐
+//!    else: HTTP ──────────┴▶ one canonical host ─▶ decide ─▶ resolve ─▶ refuse what is private ─▶ dial ─▶ Flow: metered, can be cut
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`decide`](decide()) | whether a policy allows something: no I/O |
+//! | [`address`] | addresses that no policy opens |
+//! | `resolve` | names into addresses |
+//! | [`party`] | one sandbox: its policy, what it has used, and who is told |
+//! | `begun` | the connection of a program inside |
+//! | `flow` | one connection to the outside: metered, and cut when its policy is changed |
+//! | `http` | the HTTP proxy: requests and `CONNECT` |
+//! | `socks` | SOCKS 5 |
+//! | `tunnel` | bytes both ways, after a look at the name that TLS asks for |
+//!
+//! Invariants: the host that is matched is the host that is resolved and dialled; an address is looked at after resolution and is the
+//! one that is dialled; nothing is decided twice; every decision is told once.
+
+#![forbid(unsafe_code)]
+
+pub mod address;
+mod begun;
+mod decide;
+mod flow;
+mod http;
+pub mod party;
+mod resolve;
+mod socks;
+mod tunnel;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::host::Host;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+pub use decide::{Allowed, Ask, decide};
+pub use party::{Decision, Party};
+
+use begun::Begun;
+use flow::Flow;
+use party::Asked;
+use resolve::Names;
+
+/// The first byte of a program that has connected comes at once.
+const FIRST_BYTE_WITHIN: Duration = Duration::from_secs(60);
+/// One address of a host has so long to answer.
+const DIAL_WITHIN: Duration = Duration::from_secs(5);
+/// All of them together.
+const DIAL_ALL_WITHIN: Duration = Duration::from_secs(15);
+/// The version that begins every SOCKS 5 connection.
+const SOCKS: u8 = 5;
+
+/// Takes connections of sandboxes and makes those that are allowed.
+#[derive(Default)]
+pub struct Broker {
+    names: Names,
+}
+
+/// Why something was not done, in words for the program that asked.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub kind: RefusalKind,
+    pub why: String,
+}
+
+/// What kind of no.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RefusalKind {
+    /// It is no request that a proxy takes.
+    Wrong,
+    /// No rule allows it.
+    Denied,
+    /// It comes too fast, or there are too many.
+    Busy,
+    /// The host has no address that may be reached, or does not answer.
+    Unreachable,
+}
+
+/// A connection of a program inside, being served.
+pub(crate) struct Visit {
+    pub broker: Arc<Broker>,
+    pub party: Arc<Party>,
+    /// Its place among the connections of the sandbox.
+    pub place: Arc<tokio::sync::OwnedSemaphorePermit>,
+}
+
+impl Broker {
+    /// A broker with the resolver that this machine is configured for.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Serves one connection of a program inside to its end.
+    pub async fn serve<S>(self: Arc<Self>, stream: S, party: Arc<Party>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let mut stream = Begun::new(stream);
+        let Some(place) = party.place() else {
+            let _ = stream.write_all(http::no_place().as_bytes()).await;
+            let _ = stream.shutdown().await;
+            return;
+        };
+        let first = tokio::time::timeout(FIRST_BYTE_WITHIN, stream.first()).await;
+        let Ok(Ok(Some(first))) = first else { return };
+        let visit = Visit { broker: self, party, place: Arc::new(place) };
+        if first == SOCKS { socks::serve(stream, visit).await } else { http::serve(stream, visit).await }
+    }
+
+    /// Decides, resolves and dials. Whatever comes of it is told once.
+    async fn reach(&self, party: &Arc<Party>, asked: Asked) -> Result<Flow, Refusal> {
+        // Taken before anything is decided: a change from now on is seen by the flow.
+        let policy = party.policy();
+        let reached = self.connect(party, &policy.borrow(), &asked);
+        let reached = tokio::time::timeout(DIAL_ALL_WITHIN, reached).await.unwrap_or_else(|_| {
+            Err(Refusal::unreachable(format!(
+                "{} did not answer within {DIAL_ALL_WITHIN:?}",
+                asked.authority()
+            )))
+        });
+        match reached {
+            Ok((stream, allowed)) => {
+                party.tell(&asked, Ok(&allowed.rule));
+                Ok(Flow::new(stream, Arc::clone(party), policy, asked, allowed))
+            }
+            Err(refusal) => {
+                if refusal.kind != RefusalKind::Busy {
+                    party.tell(&asked, Err(&refusal.why));
+                }
+                Err(refusal)
+            }
+        }
+    }
+
+    fn connect<'a>(
+        &'a self,
+        party: &'a Party,
+        policy: &api::policy::Policy,
+        asked: &'a Asked,
+    ) -> impl Future<Output = Result<(TcpStream, Allowed), Refusal>> + Send + use<'a> {
+        let allowed = party.pace().and_then(|()| {
+            decide(policy, &asked.host, asked.port, &asked.ask)
+                .map_err(|why| Refusal { kind: RefusalKind::Denied, why })
+        });
+        async move {
+            let allowed = allowed?;
+            let mut why = None;
+            for address in self.addresses(party, asked).await? {
+                match tokio::time::timeout(DIAL_WITHIN, TcpStream::connect(address)).await {
+                    Ok(Ok(stream)) => {
+                        let _ = stream.set_nodelay(true);
+                        return Ok((stream, allowed));
+                    }
+                    Ok(Err(error)) => why = Some(error.to_string()),
+                    Err(_) => why = Some(format!("no answer within {DIAL_WITHIN:?}")),
+                }
+            }
+            let why = why.unwrap_or_else(|| "no address".into());
+            Err(Refusal::unreachable(format!("{} cannot be reached: {why}", asked.authority())))
+        }
+    }
+
+    /// The addresses of a host that may be dialled. That an internal name exists is not told.
+    async fn addresses(&self, party: &Party, asked: &Asked) -> Result<Vec<SocketAddr>, Refusal> {
+        let found: Vec<IpAddr> = match &asked.host {
+            Host::Address(address) => vec![*address],
+            Host::Name(name) => {
+                party.name(name)?;
+                self.names.look_up(name).await
+            }
+        };
+        let mut refused = None;
+        let mut addresses = Vec::new();
+        for one in found {
+            match address::refused(one) {
+                None => addresses.push(SocketAddr::new(one, asked.port)),
+                why => refused = why,
+            }
+        }
+        match (addresses.is_empty(), refused, &asked.host) {
+            (false, _, _) => Ok(addresses),
+            (true, Some(why), Host::Address(_)) => Err(Refusal {
+                kind: RefusalKind::Denied,
+                why: format!("{} is {why}, which no policy opens", asked.host),
+            }),
+            (true, _, _) => Err(Refusal::unreachable(format!(
+                "{} has no address that may be reached from a sandbox",
+                asked.host
+            ))),
+        }
+    }
+}
+
+impl Refusal {
+    fn unreachable(why: String) -> Self {
+        Self { kind: RefusalKind::Unreachable, why }
+    }
+}

@@ -1,0 +1,74 @@
+//! Names into addresses, with the resolver that this machine is configured for.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use hickory_resolver::TokioResolver;
+use hickory_resolver::config::ResolveHosts;
+use tokio::time::Instant;
+
+/// Where it is configured.
+const CONFIGURATION: &str = "/etc/resolv.conf";
+/// A laptop that changes its network has another one within this.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// One question has so long.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Addresses of one name that are looked at.
+const ADDRESSES_MAX: usize = 16;
+
+/// The resolver, made anew when its configuration is another.
+#[derive(Default)]
+pub struct Names {
+    known: Mutex<Option<Known>>,
+}
+
+struct Known {
+    resolver: Option<Arc<TokioResolver>>,
+    written: Option<SystemTime>,
+    looked: Instant,
+}
+
+impl Names {
+    /// The addresses of a name; none if it has none, or nobody can be asked.
+    pub async fn look_up(&self, name: &str) -> Vec<IpAddr> {
+        let Some(resolver) = self.resolver() else { return Vec::new() };
+        // With a dot at its end it is that name and none below a domain of this machine's.
+        match tokio::time::timeout(ANSWER_WITHIN, resolver.lookup_ip(format!("{name}."))).await {
+            Ok(Ok(found)) => found.iter().take(ADDRESSES_MAX).collect(),
+            Ok(Err(_)) | Err(_) => Vec::new(),
+        }
+    }
+
+    fn resolver(&self) -> Option<Arc<TokioResolver>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let written = || std::fs::metadata(CONFIGURATION).and_then(|known| known.modified()).ok();
+        let current = known.as_mut().is_some_and(|known| {
+            let fresh = now.duration_since(known.looked) < LOOK_EVERY || written() == known.written;
+            if fresh && now.duration_since(known.looked) >= LOOK_EVERY {
+                known.looked = now;
+            }
+            fresh
+        });
+        if !current {
+            *known = Some(Known { resolver: build(), written: written(), looked: now });
+        }
+        known.as_ref().and_then(|known| known.resolver.clone())
+    }
+}
+
+fn build() -> Option<Arc<TokioResolver>> {
+    let built = TokioResolver::builder_tokio().and_then(|mut builder| {
+        // What this machine calls its neighbours is nobody's business.
+        builder.options_mut().use_hosts_file = ResolveHosts::Never;
+        builder.build()
+    });
+    match built {
+        Ok(resolver) => Some(Arc::new(resolver)),
+        Err(error) => {
+            tracing::warn!(%error, "no name can be resolved for sandboxes");
+            None
+        }
+    }
+}

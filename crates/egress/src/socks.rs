@@ -1,0 +1,109 @@
+//! SOCKS 5 (RFC 1928): `CONNECT`, to a name or an address, without authentication. The rest is refused by its number.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use api::host::Host;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use crate::decide::Ask;
+use crate::party::Asked;
+use crate::{RefusalKind, Visit, http, tunnel};
+
+const VERSION: u8 = 5;
+/// A program says what it wants at once.
+const SAID_WITHIN: Duration = Duration::from_secs(10);
+
+/// How a request is answered.
+#[derive(Clone, Copy)]
+enum Reply {
+    Done = 0,
+    Failed = 1,
+    NotAllowed = 2,
+    Unreachable = 4,
+    NoSuchCommand = 7,
+    NoSuchAddress = 8,
+}
+
+/// Serves one connection.
+pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(mut stream: S, visit: Visit) {
+    let asked = match tokio::time::timeout(SAID_WITHIN, ask(&mut stream, &visit)).await {
+        Ok(Ok(Ok(asked))) => asked,
+        Ok(Ok(Err(reply))) => return say(&mut stream, reply).await,
+        Ok(Err(_)) | Err(_) => return,
+    };
+    match visit.broker.reach(&visit.party, asked).await {
+        Ok(flow) => {
+            let done = [VERSION, Reply::Done as u8, 0, 1, 0, 0, 0, 0, 0, 0];
+            if stream.write_all(&done).await.is_ok() {
+                if http::is_clear(&flow) {
+                    http::serve_inside(stream, flow, visit).await;
+                } else {
+                    tunnel::pass(stream, flow).await;
+                }
+            }
+        }
+        Err(refusal) => {
+            let reply = match refusal.kind {
+                RefusalKind::Denied => Reply::NotAllowed,
+                RefusalKind::Unreachable => Reply::Unreachable,
+                RefusalKind::Wrong | RefusalKind::Busy => Reply::Failed,
+            };
+            say(&mut stream, reply).await;
+        }
+    }
+}
+
+async fn say(stream: &mut (impl AsyncWrite + Unpin), reply: Reply) {
+    let _ = stream.write_all(&[VERSION, reply as u8, 0, 1, 0, 0, 0, 0, 0, 0]).await;
+    let _ = stream.shutdown().await;
+}
+
+/// What is asked for, or how to refuse it.
+async fn ask(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    visit: &Visit,
+) -> io::Result<Result<Asked, Reply>> {
+    let wrong = || io::Error::from(io::ErrorKind::InvalidData);
+    let [version, methods] = exactly(stream).await?;
+    let mut offered = vec![0; usize::from(methods)];
+    stream.read_exact(&mut offered).await?;
+    if version != VERSION {
+        return Err(wrong());
+    }
+    if !offered.contains(&0) {
+        stream.write_all(&[VERSION, 0xff]).await?;
+        return Err(wrong());
+    }
+    stream.write_all(&[VERSION, 0]).await?;
+    let [version, command, _, kind] = exactly(stream).await?;
+    if version != VERSION {
+        return Err(wrong());
+    }
+    let host = match kind {
+        1 => Ok(Host::Address(Ipv4Addr::from(exactly::<4>(stream).await?).into())),
+        3 => {
+            let [length] = exactly(stream).await?;
+            let mut name = vec![0; usize::from(length)];
+            stream.read_exact(&mut name).await?;
+            let text = String::from_utf8_lossy(&name).into_owned();
+            Host::parse(&text).map_err(|error| visit.party.tell_wrong(&text, &error.message))
+        }
+        4 => Ok(Host::Address(Ipv6Addr::from(exactly::<16>(stream).await?).into())),
+        _ => return Ok(Err(Reply::NoSuchAddress)),
+    };
+    let port = u16::from_be_bytes(exactly(stream).await?);
+    Ok(match (host, command) {
+        (Ok(host), 1) if port != 0 => Ok(Asked { host, port, ask: Ask::Tunnel }),
+        (_, 1) => Err(Reply::NotAllowed),
+        // Others would open a port for the outside, or send datagrams.
+        (_, _) => Err(Reply::NoSuchCommand),
+    })
+}
+
+async fn exactly<const N: usize>(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes).await?;
+    Ok(bytes)
+}

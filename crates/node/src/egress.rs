@@ -1,0 +1,102 @@
+//! What leaves sandboxes: each connection that a program inside makes to its proxy is taken from the guest and given to the broker.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::policy::Policy;
+use api::{ErrorCode, SandboxId, limits};
+use bytes::Bytes;
+pub use egress::{Broker, Decision, Party};
+use hyper::Method;
+use tokio::sync::{broadcast, watch};
+
+use crate::entry::Entry;
+use crate::error::Error;
+use crate::link::Ask;
+use crate::live::{Node, Shared};
+use crate::port::Port;
+use crate::sandbox::Sandbox;
+
+/// One wait for a connection. The loop around it has no end: a program may make its first after a day.
+const NEXT_WITHIN: Duration = Duration::from_millis(2 * limits::DEADLINE_MS_MAX);
+/// After a failure that may pass.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What was decided, and for whom.
+#[derive(Clone, Debug)]
+pub struct Decided {
+    /// The sandbox that asked.
+    pub sandbox: SandboxId,
+    /// Its project.
+    pub project: String,
+    /// What for, and what the answer was.
+    pub decision: Decision,
+}
+
+impl Node {
+    /// What is decided from now on about what leaves sandboxes.
+    pub fn decisions(&self) -> broadcast::Receiver<Decided> {
+        self.shared.decisions.subscribe()
+    }
+
+    /// Gives a sandbox another policy. It is written down before this returns; what is under way and no longer allowed is cut.
+    ///
+    /// # Errors
+    /// It is not known, does not run, or the policy is none.
+    pub fn set_policy(&self, id: &SandboxId, policy: Policy) -> Result<api::sandbox::Sandbox, Error> {
+        policy.check().map_err(Error::Request)?;
+        let entry = self.known(id)?;
+        let _call = entry.call()?;
+        let _alone = entry.alone();
+        let mut record = entry.record();
+        record.sandbox.policy = policy;
+        self.shared.journal.save(&record)?;
+        entry.set_policy(record.sandbox.policy);
+        Ok(entry.shown())
+    }
+}
+
+impl Shared {
+    /// Serves what a sandbox's programs ask of the outside, until it ends.
+    pub(crate) async fn attend_egress(self: Arc<Self>, entry: Arc<Entry>, sandbox: Arc<Sandbox>) {
+        let (id, project) = (entry.id().clone(), entry.shown().project);
+        let tell = {
+            let decisions = self.decisions.clone();
+            // Nobody may be listening.
+            move |decision| {
+                let (sandbox, project) = (id.clone(), project.clone());
+                drop(decisions.send(Decided { sandbox, project, decision }));
+            }
+        };
+        let party = Arc::new(Party::new(entry.policy(), Box::new(tell)));
+        attend(&sandbox, &self.broker, &party).await;
+    }
+}
+
+/// Takes one connection after the other, until the sandbox has ended.
+pub async fn attend(sandbox: &Sandbox, broker: &Arc<Broker>, party: &Arc<Party>) {
+    let ask = Ask { method: Method::POST, path: "/egress".into(), body: Bytes::new() };
+    loop {
+        match sandbox.link().both_ways(&ask, NEXT_WITHIN).await {
+            Ok((response, said)) => {
+                let stream = Port::new(response.into_body(), said, None);
+                tokio::spawn(Arc::clone(broker).serve(stream, Arc::clone(party)));
+            }
+            Err(Error::Deadline { .. }) => {}
+            Err(Error::Lost(_)) => return,
+            // Of a release that had no way out, or one that could not take its port: then nothing leaves.
+            Err(Error::Guest(error))
+                if matches!(error.code, ErrorCode::NotFound | ErrorCode::Unsupported) =>
+            {
+                tracing::warn!(sandbox = %sandbox.id(), error = error.message, "nothing can leave it");
+                return;
+            }
+            Err(_) => tokio::time::sleep(AGAIN).await,
+        }
+    }
+}
+
+/// A policy that stays as it is.
+pub fn fixed(policy: Policy) -> watch::Receiver<Policy> {
+    watch::channel(policy).1
+}
