@@ -8,10 +8,12 @@
 //! | [`ask`] | what can be asked on the channel, and what is answered |
 //! | [`part`] | how both are put into bytes |
 //! | [`path`] | paths |
+//! | [`hash`] | by which hash bytes are compared |
 //! | [`bodies`] | what the public API says besides |
 
 mod ask;
 mod bodies;
+mod hash;
 mod part;
 mod path;
 
@@ -22,9 +24,10 @@ use crate::limits;
 
 pub use ask::{FileAnswer, FileAsk, FileEnd};
 pub use bodies::{
-    ARCHIVE_TRAILER, Counted, DIGEST_HEADER, EditRequest, FILE_CHANGED, FILE_TRAILER, FILE_WHOLE, HashedFile,
-    WatchLine,
+    ARCHIVE_TRAILER, BLAKE3_TRAILER, Counted, DIGEST_HEADER, EditRequest, FILE_CHANGED, FILE_TRAILER,
+    FILE_WHOLE, HashedFile, WatchLine,
 };
+pub use hash::{Hash, Hashing, are_digits};
 pub use part::{BadPart, PART_BYTES_MAX, PART_HEADER_BYTES, Part, PartKind};
 pub use path::{FilePath, shown};
 

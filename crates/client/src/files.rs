@@ -17,7 +17,7 @@ mod watch;
 use std::sync::{Arc, Mutex};
 
 use api::SandboxId;
-use api::files::{Counted, DIGEST_HEADER, EditRequest, FileInfo, FilePath, HashedFile};
+use api::files::{Counted, DIGEST_HEADER, EditRequest, FileInfo, FilePath, Hash, HashedFile};
 use api::limits::Limits;
 use api::server::Page;
 use bytes::Bytes;
@@ -37,6 +37,9 @@ pub use watch::Watch;
 
 /// A listing of more than ten million is a server that goes round in circles.
 const PAGES_MAX: usize = 10_000;
+
+/// What makes a request one in which BLAKE3 is told.
+const BLAKE3: &str = "&digest=blake3";
 
 /// The files of one sandbox. Cheap to clone.
 #[derive(Clone)]
@@ -101,8 +104,17 @@ impl Files {
     /// # Errors
     /// It is none, or may not be read.
     pub async fn hash(&self, path: &FilePath) -> Result<HashedFile, Error> {
-        let ask = Ask::get(self.route("/hash", &[("path", path)]));
-        self.client.link.call(&ask.within(sending::worked(Limits::MAX.disk_bytes))).await
+        self.hash_at(self.route("/hash", &[("path", path)])).await
+    }
+
+    /// Its BLAKE3 instead, by which whatever goes to a sandbox or comes from one in many pieces is compared.
+    async fn blake3(&self, path: &FilePath) -> Result<HashedFile, Error> {
+        self.hash_at(self.route("/hash", &[("path", path)]) + BLAKE3).await
+    }
+
+    async fn hash_at(&self, route: String) -> Result<HashedFile, Error> {
+        let ask = Ask::get(route).within(sending::worked(Limits::MAX.disk_bytes));
+        self.client.link.call(&ask).await
     }
 
     /// All bytes of a regular file of at most so many.
@@ -142,12 +154,14 @@ impl Files {
         from: &mut (impl AsyncRead + Unpin),
         mode: Option<u32>,
     ) -> Result<HashedFile, Error> {
-        let mut hasher = Sha256::new();
-        let ask = Ask::new(Method::PUT, self.content(path, None, mode));
+        let mut hasher = blake3::Hasher::new();
+        let ask = Ask::new(Method::PUT, self.content(path, None, mode) + BLAKE3);
         let sending = sending::Sending { link: &self.client.link, ask: &ask, before: 0, seen: &|_| {} };
-        let sent: HashedFile =
-            sending.send(from, &mut |bytes| hasher.update(bytes)).await.map_err(|failure| failure.error)?;
-        if sent.sha256 != hex(&hasher.finalize().into()) {
+        let sent: HashedFile = sending
+            .send(from, &mut |bytes| _ = hasher.update(bytes))
+            .await
+            .map_err(|failure| failure.error)?;
+        if sent.hash != finished(&hasher) {
             return Err(self.client.link.protocol(format!("{} arrived as something else", path.text())));
         }
         Ok(sent)
@@ -224,6 +238,10 @@ impl Files {
 pub(crate) fn digest(hash: &[u8; 32]) -> String {
     use base64::Engine as _;
     format!("sha-256=:{}:", base64::prelude::BASE64_STANDARD.encode(hash))
+}
+
+fn finished(hasher: &blake3::Hasher) -> Hash {
+    Hash::Blake3(hasher.finalize().to_string())
 }
 
 pub(crate) fn hex(hash: &[u8; 32]) -> String {

@@ -14,6 +14,7 @@
 //! | [`parts`] | the parts of `api::files`, read and written |
 //! | [`place`] | a path as a directory and a name; what is there |
 //! | [`content`] | reading, writing, hashing and editing one file |
+//! | [`digest`] | the hash of it that was asked for |
 //! | [`list`] | listings, page by page |
 //! | [`tree`] | making, moving, copying and removing |
 //! | [`watch`] | telling what happens |
@@ -22,6 +23,7 @@
 
 mod archive;
 mod content;
+mod digest;
 mod failure;
 mod list;
 mod parts;

@@ -12,7 +12,7 @@ use std::path::Path as FsPath;
 use std::time::Duration;
 
 use api::dataset::{DATASET_BYTES_MAX, DATASETS_MAX, Dataset, check_name};
-use api::files::{FileAsk, FilePath};
+use api::files::{FileAsk, FilePath, Hashing};
 use api::{ErrorCode, Layer, Ran, Retry, limits};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -210,7 +210,8 @@ impl Datasets {
         let name = &placed.dataset.name;
         let (sha256, mut outgoing) = self.contents(placed).await?;
         let sha256 = Some(sha256);
-        let ask = FileAsk::Write { path: placed.path.clone(), offset: None, mode: None, sha256 };
+        let (path, digest) = (placed.path.clone(), Hashing::Sha256);
+        let ask = FileAsk::Write { path, offset: None, mode: None, sha256, digest };
         let told = |error: Error| {
             let Error::Guest(error) = error else { return error };
             let message = format!("dataset {name:?} cannot be put in: {}", error.message);

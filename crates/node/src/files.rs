@@ -10,7 +10,9 @@ mod parts;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::files::{ArchiveReport, FileAnswer, FileAsk, FileEnd, FileEvent, PART_BYTES_MAX, Part, PartKind};
+use api::files::{
+    ArchiveReport, FileAnswer, FileAsk, FileEnd, FileEvent, Hash, Hashing, PART_BYTES_MAX, Part, PartKind,
+};
 use bytes::{BufMut, Bytes, BytesMut};
 use http_body_util::channel::{Channel, Sender};
 use hyper::body::Incoming;
@@ -52,6 +54,8 @@ pub struct Reading {
     answer: Answer,
     /// Bytes of a file that are still to come; none for an archive, whose length nobody knows.
     left: Option<u64>,
+    /// The hash of a file that was asked for.
+    digest: Hashing,
 }
 
 /// What a [`Reading`] gives.
@@ -61,8 +65,8 @@ pub enum Piece {
     Data(Bytes),
     /// All bytes of a file that were asked for have come.
     Read {
-        /// Their SHA-256, as the sandbox has it.
-        sha256: String,
+        /// Their hash, as the sandbox has it, of the kind that was asked for.
+        hash: Hash,
         /// Whether the file was written to meanwhile.
         changed: bool,
     },
@@ -147,7 +151,8 @@ impl Files {
             | FileAnswer::Edited { .. }
             | FileAnswer::Unpacked { .. } => return Err(answer::misplaced()),
         };
-        Ok((head, Reading { answer, left }))
+        let digest = if let FileAsk::Read { digest, .. } = ask { *digest } else { Hashing::default() };
+        Ok((head, Reading { answer, left, digest }))
     }
 
     /// Watches files. From when this returns, what happens is told.
@@ -249,9 +254,9 @@ impl Reading {
                 }
                 Ok(Piece::Data(bytes))
             }
-            Found::End(FileEnd::Read { sha256, changed }) if self.left == Some(0) => {
-                answer::checked_hash(&sha256)?;
-                Ok(Piece::Read { sha256, changed })
+            Found::End(FileEnd::Read { hash, changed }) if self.left == Some(0) => {
+                answer::checked_hash(&hash, self.digest)?;
+                Ok(Piece::Read { hash, changed })
             }
             Found::End(FileEnd::Packed { report }) if self.left.is_none() => Ok(Piece::Packed(report)),
             Found::End(FileEnd::Failed { error }) => Err(answer::refused(error)),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::exec::{ExecEnd, ExecSpec, LostCause, Outcome, Stream};
-use api::files::{FileAnswer, FileAsk, FilePath, Part, PartKind};
+use api::files::{FileAnswer, FileAsk, FilePath, Hashing, Part, PartKind};
 use api::frame::Header;
 use api::posture::Posture;
 use api::{ErrorCode, ExecId, SandboxId};
@@ -263,7 +263,7 @@ fn path() -> FilePath {
 }
 
 fn read_ask() -> FileAsk {
-    FileAsk::Read { path: path(), from: 0, to: Some(4), version: None }
+    FileAsk::Read { path: path(), from: 0, to: Some(4), version: None, digest: Hashing::Sha256 }
 }
 
 const INFO: &str = r#"{"path":"/workspace/a","kind":"file","size_bytes":4,"mode":420,"uid":1000,"gid":1000,"modified_at_ms":0,"version":"1"}"#;
@@ -338,6 +338,12 @@ async fn lies_about_files_are_refused() {
         [content(4), part(PartKind::Data, "abcd"), read_end("x")].concat(),
         [
             content(4),
+            part(PartKind::Data, "abcd"),
+            part(PartKind::End, &format!(r#"{{"end":"read","blake3":"{hash}","changed":false}}"#)),
+        ]
+        .concat(),
+        [
+            content(4),
             part(
                 PartKind::End,
                 r#"{"end":"packed","report":{"entries":0,"bytes":0,"skipped":0,"changed":0}}"#,
@@ -366,7 +372,8 @@ async fn an_answer_about_files_that_breaks_off_says_so() {
 #[tokio::test]
 async fn a_file_is_written_when_the_guest_says_so_and_not_before() {
     let hash = "0".repeat(64);
-    let ask = FileAsk::Write { path: path(), offset: None, mode: None, sha256: None };
+    let digest = Hashing::Sha256;
+    let ask = FileAsk::Write { path: path(), offset: None, mode: None, sha256: None, digest };
     let said = part(PartKind::Head, &format!(r#"{{"answer":"whole","info":{INFO},"sha256":"{hash}"}}"#));
     let (sandbox, _liar) = sandbox(vec![said]);
     let files = sandbox.files(1 << 20);

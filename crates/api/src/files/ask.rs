@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ArchiveReport, DEPTH_MAX, EDIT_TEXT_BYTES_MAX, FileInfo, FilePath, PAGE_MAX};
+use super::{
+    ArchiveReport, DEPTH_MAX, EDIT_TEXT_BYTES_MAX, FileInfo, FilePath, Hash, Hashing, PAGE_MAX, are_digits,
+};
 use crate::error::Error;
 use crate::layer::Compression;
 use crate::limits;
@@ -40,6 +42,9 @@ pub enum FileAsk {
         /// Only if the file is still this version.
         #[serde(default)]
         version: Option<String>,
+        /// By which hash what is sent is told.
+        #[serde(default, skip_serializing_if = "Hashing::is_default")]
+        digest: Hashing,
     },
     /// Puts the bytes that follow into a file, and makes the directories above it.
     Write {
@@ -52,14 +57,21 @@ pub enum FileAsk {
         /// Its permissions; those of the file that is replaced, or 0644.
         #[serde(default)]
         mode: Option<u32>,
-        /// The SHA-256 that the whole file must have, as 64 digits. Without an offset it is checked before the file is shown.
+        /// The SHA-256 that the whole file must have, as 64 digits. Without an offset it is checked before the file is shown. One
+        /// hash is made of a file: it goes with no other `digest`.
         #[serde(default)]
         sha256: Option<String>,
+        /// By which hash the whole file is told.
+        #[serde(default, skip_serializing_if = "Hashing::is_default")]
+        digest: Hashing,
     },
-    /// The SHA-256 of a regular file.
+    /// The hash of a regular file.
     Hash {
         /// Which.
         path: FilePath,
+        /// Of which kind.
+        #[serde(default, skip_serializing_if = "Hashing::is_default")]
+        digest: Hashing,
     },
     /// Makes a directory and those above it. One that is there is fine.
     Make {
@@ -160,8 +172,9 @@ pub enum FileAnswer {
     Whole {
         /// The file as it is.
         info: FileInfo,
-        /// The SHA-256 of all its bytes, as 64 digits.
-        sha256: String,
+        /// The hash of all its bytes, of the kind that was asked for.
+        #[serde(flatten)]
+        hash: Hash,
     },
     /// To `make`, `move`, `copy` and `remove`.
     Done {
@@ -188,8 +201,9 @@ pub enum FileAnswer {
 pub enum FileEnd {
     /// Of a `read`.
     Read {
-        /// The SHA-256 of the bytes that were sent.
-        sha256: String,
+        /// The hash of the bytes that were sent, of the kind that was asked for.
+        #[serde(flatten)]
+        hash: Hash,
         /// Whether the file was written to meanwhile.
         changed: bool,
     },
@@ -248,11 +262,13 @@ impl FileAsk {
                 format!("the mode {mode:o} has more than permissions"),
                 "Use the nine permission bits, such as 420 (0644) or 493 (0755).",
             )),
-            Self::Write { sha256: Some(sha256), .. }
-                if sha256.len() != 64 || !sha256.bytes().all(|byte| byte.is_ascii_hexdigit()) =>
-            {
+            Self::Write { sha256: Some(sha256), .. } if !are_digits(sha256) => {
                 Err(Error::invalid("sha256 is not 64 hexadecimal digits", "Mend it, or leave it out."))
             }
+            Self::Write { sha256: Some(_), digest: Hashing::Blake3, .. } => Err(Error::invalid(
+                "the SHA-256 is promised of a file whose BLAKE3 is asked for",
+                "Leave out one of the two, and compare the BLAKE3 of the answer yourself.",
+            )),
             Self::Edit { old, .. } if old.is_empty() => {
                 Err(Error::invalid("the text to replace is empty", "Give some text that the file has."))
             }

@@ -2,11 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FileEvent, FileInfo};
+use super::{FileEvent, FileInfo, Hash};
 use crate::error::Error;
 
 /// The header of the digest of a body, as RFC 9530 has it: `sha-256=:…:`, in base64.
 pub const DIGEST_HEADER: &str = "content-digest";
+/// The trailer in place of that one where BLAKE3 was asked for, which RFC 9530 has no name for: 64 digits.
+pub const BLAKE3_TRAILER: &str = "belljar-blake3";
 /// The trailer that says whether a file was read `whole`, or `changed` while it was read.
 pub const FILE_TRAILER: &str = "belljar-file";
 /// What that trailer says of a file to which nobody wrote meanwhile.
@@ -23,8 +25,9 @@ pub const ARCHIVE_TRAILER: &str = "belljar-archive";
 pub struct HashedFile {
     /// The file.
     pub file: FileInfo,
-    /// The SHA-256 of all its bytes, as 64 digits.
-    pub sha256: String,
+    /// The hash of all its bytes.
+    #[serde(flatten)]
+    pub hash: Hash,
 }
 
 /// How many things something was done to.

@@ -7,15 +7,14 @@
 //!           └──── digest of this answer agrees ──▶ the end; after a cut, the hash of the whole file agrees too
 //! ```
 
-use api::files::{DIGEST_HEADER, FILE_TRAILER, FILE_WHOLE, FileInfo, FileKind, FilePath, not_regular};
+use api::files::{BLAKE3_TRAILER, FILE_TRAILER, FILE_WHOLE, FileInfo, FileKind, FilePath, not_regular};
 use api::{ErrorCode, Layer, Ran, Retry};
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use reqwest::StatusCode;
 use reqwest::header::{HeaderMap, IF_MATCH, RANGE, TE};
-use sha2::{Digest, Sha256};
 
-use super::{Files, digest, hex};
+use super::{BLAKE3, Files, finished};
 use crate::error::Error;
 use crate::link::{Ask, Failure};
 use crate::patience::Attempts;
@@ -27,7 +26,7 @@ pub struct Reader {
     info: FileInfo,
     position: u64,
     /// Of everything so far.
-    whole: Sha256,
+    whole: blake3::Hasher,
     answer: Option<Answer>,
     attempts: Attempts,
     /// Whether more than one answer was needed, or one could not show its digest.
@@ -60,7 +59,7 @@ impl Files {
             path: path.clone(),
             info,
             position: 0,
-            whole: Sha256::new(),
+            whole: blake3::Hasher::new(),
             answer: None,
             attempts,
             pieced: false,
@@ -79,11 +78,6 @@ impl Reader {
     /// Whether the file was written to while it was read, so that only reading it anew gives a whole.
     pub fn is_spoiled(&self) -> bool {
         self.spoiled
-    }
-
-    /// The SHA-256 of everything that was read so far.
-    pub fn sha256(&self) -> String {
-        hex(&self.whole.clone().finalize().into())
     }
 
     /// The next bytes; none at the end, when all of them were found to be those of the file.
@@ -137,7 +131,6 @@ impl Reader {
             },
             Ok(None) => {
                 // Something in between took the trailers away.
-                self.pieced = true;
                 self.finish(&HeaderMap::new()).await.map(|()| None)
             }
             Ok(Some(Err(error))) => {
@@ -154,7 +147,7 @@ impl Reader {
     /// Asks for everything that was not read yet.
     async fn open(&mut self) -> Result<Answer, Failure> {
         let link = &self.files.client.link;
-        let route = self.files.route("/content", &[("path", &self.path)]);
+        let route = self.files.route("/content", &[("path", &self.path)]) + BLAKE3;
         let mut ask = Ask::get(route).header(TE, "trailers");
         ask = ask.header(IF_MATCH, &format!("\"{}\"", self.info.version));
         if self.position > 0 {
@@ -179,10 +172,14 @@ impl Reader {
     async fn finish(&mut self, trailers: &HeaderMap) -> Result<(), Failure> {
         let text = |name: &str| trailers.get(name).and_then(|value| value.to_str().ok());
         let Some(answer) = self.answer.take() else { return Ok(()) };
-        let came = || digest(&self.whole.clone().finalize().into());
-        if answer.from == 0 && text(DIGEST_HEADER).is_some_and(|told| told != came()) {
-            self.spoiled = true;
-            return Err(fatal(Error::Refused(changed(&self.info, "arrived as other bytes than were sent"))));
+        match text(BLAKE3_TRAILER) {
+            Some(told) if answer.from == 0 && told != finished(&self.whole).digits() => {
+                self.spoiled = true;
+                let what = "arrived as other bytes than were sent";
+                return Err(fatal(Error::Refused(changed(&self.info, what))));
+            }
+            Some(_) => {}
+            None => self.pieced = true,
         }
         if text(FILE_TRAILER).is_some_and(|state| state != FILE_WHOLE) {
             self.spoiled = true;
@@ -198,8 +195,8 @@ impl Reader {
 
     /// Compares the whole with the file in the sandbox.
     async fn compare(&mut self) -> Result<(), Failure> {
-        let there = self.files.hash(&self.path).await.map_err(fatal)?;
-        if there.file.version != self.info.version || there.sha256 != self.sha256() {
+        let there = self.files.blake3(&self.path).await.map_err(fatal)?;
+        if there.file.version != self.info.version || there.hash != finished(&self.whole) {
             self.spoiled = true;
             return Err(fatal(Error::Refused(changed(&self.info, "was written to while it was read"))));
         }

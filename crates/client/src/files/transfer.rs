@@ -11,16 +11,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
-use api::files::{FileInfo, FilePath, HashedFile};
+use api::files::{FileInfo, FilePath, Hash, HashedFile};
 use api::{ErrorCode, Layer, Ran, Retry};
 use reqwest::Method;
-use sha2::{Digest, Sha256};
 use tokio::fs::File;
 use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
 
 use super::reader::changed;
 use super::sending::Sending;
-use super::{Files, hex};
+use super::{BLAKE3, Files, finished};
 use crate::error::Error;
 use crate::link::Ask;
 
@@ -53,13 +52,14 @@ struct Unnamed<'a> {
 
 /// What of a local file was hashed: each byte once, however often it is sent.
 struct Hashed {
-    hasher: Sha256,
+    hasher: blake3::Hasher,
     upto: u64,
 }
 
 impl Files {
     /// Puts a file of this machine into the sandbox, with its permissions; to those of a large one, it is added that its owner
     /// may read and write it. After one that was dropped before its end, [`Files::tidy`] removes what it left.
+    /// The hash that comes back is the SHA-256 of a small file and the BLAKE3 of a large one.
     ///
     /// # Errors
     /// It cannot be read here or written there, changed meanwhile (`conflict`), or the server does not answer any more.
@@ -94,8 +94,8 @@ impl Files {
             // A file that is written on keeps the permissions it was made with, and nothing changes them later: so its owner may
             // read and write it, also where that is not so here. Without that, it could not be written on.
             self.write(&part, bytes::Bytes::new(), Some(mode | OWNER)).await?;
-            let sha256 = self.send_on(&mut file, local, &part, seen).await?;
-            self.name(&part, path, sha256).await
+            let hash = self.send_on(&mut file, local, &part, seen).await?;
+            self.name(&part, path, hash).await
         };
         let sent = sent.await;
         if sent.is_err() {
@@ -172,15 +172,15 @@ impl Files {
         local: &Path,
         part: &FilePath,
         seen: Progress<'_>,
-    ) -> Result<String, Error> {
+    ) -> Result<Hash, Error> {
         let link = &self.client.link;
-        let mut hashed = Hashed { hasher: Sha256::new(), upto: 0 };
+        let mut hashed = Hashed { hasher: blake3::Hasher::new(), upto: 0 };
         let (mut attempts, mut offset) = (link.attempts(), 0);
         let sent = loop {
             file.seek(std::io::SeekFrom::Start(offset))
                 .await
                 .map_err(|error| failed("read", local, &error))?;
-            let ask = Ask::new(Method::PUT, self.content(part, Some(offset), None));
+            let ask = Ask::new(Method::PUT, self.content(part, Some(offset), None) + BLAKE3);
             let sending = Sending { link, ask: &ask, before: offset, seen };
             let mut at = offset;
             match sending.send::<HashedFile>(file, &mut |bytes| hashed.pass(&mut at, bytes)).await {
@@ -196,24 +196,24 @@ impl Files {
             }
             offset = there;
         };
-        if sent.sha256 != hex(&hashed.hasher.finalize().into()) {
+        if sent.hash != finished(&hashed.hasher) {
             return Err(Error::Refused(unequal(local)));
         }
-        Ok(sent.sha256)
+        Ok(sent.hash)
     }
 
     /// Gives a part its name. An answer that was lost is found out about.
-    async fn name(&self, part: &FilePath, path: &FilePath, sha256: String) -> Result<HashedFile, Error> {
+    async fn name(&self, part: &FilePath, path: &FilePath, hash: Hash) -> Result<HashedFile, Error> {
         let mut tries = 0;
         loop {
             tries += 1;
             match self.rename(part, path, true).await {
-                Ok(_) => return Ok(HashedFile { file: self.stat(path).await?, sha256 }),
+                Ok(_) => return Ok(HashedFile { file: self.stat(path).await?, hash }),
                 Err(Error::Unreachable { .. }) if tries < NAMED_AGAIN_MAX => {}
                 // Gone, because the move whose answer was lost was done.
                 Err(error) if tries > 1 && error.code() == Some(ErrorCode::NotFound) => {
-                    let there = self.hash(path).await?;
-                    return if there.sha256 == sha256 { Ok(there) } else { Err(error) };
+                    let there = self.blake3(path).await?;
+                    return if there.hash == hash { Ok(there) } else { Err(error) };
                 }
                 Err(error) => return Err(error),
             }
@@ -352,13 +352,13 @@ mod tests {
 
     #[test]
     fn a_byte_that_is_sent_twice_is_hashed_once() {
-        let mut hashed = Hashed { hasher: Sha256::new(), upto: 0 };
+        let mut hashed = Hashed { hasher: blake3::Hasher::new(), upto: 0 };
         let mut at = 0;
         hashed.pass(&mut at, b"abcdef");
         let mut at = 2;
         hashed.pass(&mut at, b"cd");
         hashed.pass(&mut at, b"efgh");
         assert_eq!((at, hashed.upto), (8, 8));
-        assert_eq!(hashed.hasher.finalize(), Sha256::digest(b"abcdefgh"));
+        assert_eq!(hashed.hasher.finalize(), blake3::hash(b"abcdefgh"));
     }
 }

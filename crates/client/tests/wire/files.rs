@@ -1,7 +1,7 @@
 //! Files: what is asked for after a cut, what is believed, and what is left when it cannot be had.
 
 use api::ErrorCode;
-use api::files::FilePath;
+use api::files::{FilePath, Hash};
 use base64::Engine as _;
 use client::Client;
 use serde_json::{Value, json};
@@ -20,6 +20,10 @@ fn hash(bytes: &str) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+fn blake3(bytes: &str) -> String {
+    blake3::hash(bytes.as_bytes()).to_string()
+}
+
 fn digest(bytes: &str) -> String {
     format!("sha-256=:{}:", base64::prelude::BASE64_STANDARD.encode(Sha256::digest(bytes)))
 }
@@ -33,8 +37,8 @@ fn head(status: &str) -> String {
 }
 
 /// An answer that is whole, with its trailers.
-fn whole(status: &str, bytes: &str, digest: &str, state: &str) -> Answer {
-    let end = format!("0\r\ncontent-digest: {digest}\r\nbelljar-file: {state}\r\n\r\n");
+fn whole(status: &str, bytes: &str, blake3: &str, state: &str) -> Answer {
+    let end = format!("0\r\nbelljar-blake3: {blake3}\r\nbelljar-file: {state}\r\n\r\n");
     Answer::raw(head(status) + &chunk(bytes) + &end)
 }
 
@@ -44,7 +48,7 @@ fn serving(
 ) -> impl Fn(usize, &Request) -> Answer {
     move |_, request| {
         if request.line.contains("/files/hash?") {
-            Answer::json("200 OK", &json!({"file": info(), "sha256": hash(CONTENT)}))
+            Answer::json("200 OK", &json!({"file": info(), "blake3": blake3(CONTENT)}))
         } else if request.line.contains("/files/content?") {
             content(request)
         } else {
@@ -72,7 +76,7 @@ async fn a_file_that_is_cut_goes_on_with_the_rest_of_the_same_version() {
     let server = Server::start(serving(|request| match request.headers.get("range").map(String::as_str) {
         None => Answer::raw(head("200 OK") + &chunk("0123")),
         Some("bytes=4-") => Answer::raw(head("206 Partial Content") + &chunk("45")),
-        Some(_) => whole("206 Partial Content", "6789", &digest("6789"), "whole"),
+        Some(_) => whole("206 Partial Content", "6789", &blake3("6789"), "whole"),
     }))
     .await;
     assert_eq!(downloaded(&server).await.unwrap(), CONTENT.as_bytes());
@@ -82,6 +86,7 @@ async fn a_file_that_is_cut_goes_on_with_the_rest_of_the_same_version() {
     for request in asked {
         assert_eq!(request.headers.get("if-match").map(String::as_str), Some("\"v1\""));
         assert_eq!(request.headers.get("te").map(String::as_str), Some("trailers"));
+        assert!(request.line.contains("&digest=blake3"), "{}", request.line);
     }
     assert!(seen.last().unwrap().line.contains("/files/hash?"), "pieces are compared with the whole");
 }
@@ -94,9 +99,19 @@ async fn a_cut_after_the_last_byte_is_asked_about_and_not_taken_for_the_end() {
 }
 
 #[tokio::test]
+async fn an_answer_that_does_not_tell_its_hash_is_compared_with_the_file() {
+    for (bytes, is_same) in [(CONTENT, true), ("012345678X", false)] {
+        let end = "0\r\nbelljar-file: whole\r\n\r\n";
+        let server = Server::start(serving(move |_| Answer::raw(head("200 OK") + &chunk(bytes) + end))).await;
+        assert_eq!(downloaded(&server).await.is_ok(), is_same, "{bytes}");
+        assert!(server.seen().last().unwrap().line.contains("/files/hash?"));
+    }
+}
+
+#[tokio::test]
 async fn bytes_that_are_not_those_that_were_sent_are_never_kept() {
     for (bytes, sum, state) in
-        [("012345678X", digest(CONTENT), "whole"), (CONTENT, digest(CONTENT), "changed")]
+        [("012345678X", blake3(CONTENT), "whole"), (CONTENT, blake3(CONTENT), "changed")]
     {
         let server = Server::start(serving(move |_| whole("200 OK", bytes, &sum, state))).await;
         let error = downloaded(&server).await.unwrap_err();
@@ -109,7 +124,7 @@ async fn bytes_that_are_not_those_that_were_sent_are_never_kept() {
 #[tokio::test]
 async fn an_answer_that_is_too_short_or_too_long_is_a_broken_promise() {
     for bytes in ["012345678", "0123456789X"] {
-        let sum = digest(bytes);
+        let sum = blake3(bytes);
         let server = Server::start(serving(move |_| whole("200 OK", bytes, &sum, "whole"))).await;
         assert!(matches!(downloaded(&server).await, Err(client::Error::Protocol { .. })), "{bytes}");
     }
@@ -127,7 +142,7 @@ async fn a_small_file_is_one_request_with_its_digest_and_is_sent_again() {
     let client = Client::new(&server.url(), "secret").unwrap();
     let name = FilePath::new(&b"a \xff&"[..]).unwrap();
     let sent = client.files(&"s1".parse().unwrap()).upload(here.path(), &name, &|_| {}).await.unwrap();
-    assert_eq!(sent.sha256, hash(CONTENT));
+    assert_eq!(sent.hash, Hash::Sha256(hash(CONTENT)));
     let seen = server.seen();
     assert_eq!(seen.len(), 2);
     for request in seen {

@@ -20,7 +20,9 @@ pub mod watch;
 use std::sync::Arc;
 
 use api::account::Role;
-use api::files::{Counted, EditRequest, FileAnswer, FileAsk, FileInfo, FilePath, HashedFile, PAGE_MAX};
+use api::files::{
+    Counted, EditRequest, FileAnswer, FileAsk, FileInfo, FilePath, HashedFile, Hashing, PAGE_MAX,
+};
 use api::server::Page;
 use api::{Error, Ran};
 use axum::Json;
@@ -69,15 +71,15 @@ pub async fn list(
     Ok(Json(Page { items, next: last.as_ref().map(query::cursor) }))
 }
 
-/// The SHA-256 of a regular file.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/hash", params(("sandbox" = String, Path), ("path" = String, Query)), security(("key" = [])), responses((status = 200, body = HashedFile), (status = "default", body = Error)))]
+/// The SHA-256 of a regular file, or its BLAKE3.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/hash", params(("sandbox" = String, Path), ("path" = String, Query), ("digest" = Option<Hashing>, Query, description = "The hash that the answer has")), security(("key" = [])), responses((status = 200, body = HashedFile), (status = "default", body = Error)))]
 pub async fn hash(
     caller: Caller,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     mut query: Query,
 ) -> Answer<Json<HashedFile>> {
-    let ask = FileAsk::Hash { path: query.path("path")? };
+    let ask = FileAsk::Hash { path: query.path("path")?, digest: query.digest()? };
     query.end()?;
     hashed(ask_to_look(&caller, &platform, &named, &ask).await?)
 }
@@ -232,8 +234,8 @@ async fn ask_to_look(caller: &Caller, platform: &Platform, named: &str, ask: &Fi
 }
 
 fn hashed(answer: FileAnswer) -> Answer<Json<HashedFile>> {
-    let FileAnswer::Whole { info, sha256 } = answer else { return Err(unlike(&answer)) };
-    Ok(Json(HashedFile { file: info, sha256 }))
+    let FileAnswer::Whole { info, hash } = answer else { return Err(unlike(&answer)) };
+    Ok(Json(HashedFile { file: info, hash }))
 }
 
 fn pair(mut query: Query) -> Answer<(FilePath, FilePath, bool)> {

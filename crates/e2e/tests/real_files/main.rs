@@ -16,7 +16,7 @@ mod wire;
 
 use api::SandboxId;
 use api::exec::Outcome;
-use api::files::{Change, EditRequest, FileKind, FilePath};
+use api::files::{Change, EditRequest, FileKind, FilePath, Hash};
 use api::limits::Limits;
 use api::sandbox::{CreateSandbox, Tier};
 use api::{ErrorCode, limits};
@@ -197,7 +197,7 @@ fn files_are_made_moved_copied_edited_hashed_and_removed() {
         assert_eq!(code(files.rename(&path("a/x"), &path("y"), false).await), Some(ErrorCode::Conflict));
         files.rename(&path("a/x"), &path("y"), true).await.unwrap();
         let sum = said(client, id, "sha256sum y | cut -c 1-64").await;
-        assert_eq!(files.hash(&path("y")).await.unwrap().sha256, sum);
+        assert_eq!(files.hash(&path("y")).await.unwrap().hash, Hash::Sha256(sum));
         assert_eq!(code(files.remove(&path("a"), false).await), Some(ErrorCode::Conflict));
         assert!(files.remove(&path("a"), true).await.unwrap() >= 3);
         assert_eq!(files.remove(&path("a"), true).await.unwrap(), 0, "what is gone is gone");

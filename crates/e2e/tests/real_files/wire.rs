@@ -12,6 +12,10 @@ use super::{MOST, on_each, path, put};
 /// Of the ten digits, as RFC 9530 writes it.
 const DIGEST: &str = "sha-256=:hNiYd/DUBB77a/kaFvAkjy/Vc+avBcGflr7bn4gveII=:";
 
+/// Of the same, as digits.
+const SHA256: &str = "84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882";
+const BLAKE3: &str = "53b63a6fc8605d0c0ce559317a00177d72adb24d669235e4c914f443a8831ca1";
+
 /// Sends these bytes, and leaves in the middle of them or reads whatever comes until the connection ends.
 async fn talk(url: &str, head: &str, body: &[u8], leaves: bool) -> String {
     let mut stream = TcpStream::connect(url.trim_start_matches("http://")).await.unwrap();
@@ -69,6 +73,50 @@ fn ranges_versions_and_digests_are_those_of_http() {
         assert!(header(&trailed, "content-length").is_none(), "{trailed}");
         assert_eq!(header(&trailed, "content-digest"), Some(DIGEST));
         assert_eq!(header(&trailed, "belljar-file"), Some("whole"));
+    });
+}
+
+#[test]
+fn a_hash_is_sha256_unless_another_is_asked_for() {
+    on_each(async |service, client, id| {
+        put(&client.files(id), &path("a"), b"0123456789").await;
+        let (url, key) = (service.url(), service.key.clone());
+        let ask = async |what: &str, query: &str, extra: &str| {
+            let (method, below) = what.split_once(' ').unwrap();
+            let head = format!(
+                "{method} /v1/sandboxes/{id}/files/{below}?path=a{query} HTTP/1.1\r\nhost: x\r\n\
+                 authorization: Bearer {key}\r\nconnection: close\r\n{extra}\r\n"
+            );
+            talk(&url, &head, if method == "PUT" { b"0123456789" } else { b"" }, false).await
+        };
+        let blake3 = format!("\"blake3\":\"{BLAKE3}\"");
+        for (what, extra) in [("GET hash", ""), ("PUT content", "content-length: 10\r\n")] {
+            for query in ["", "&digest=sha256"] {
+                let told = ask(what, query, extra).await;
+                assert!(
+                    told.contains(&format!("\"sha256\":\"{SHA256}\"")) && !told.contains("blake3"),
+                    "{told}"
+                );
+            }
+            let told = ask(what, "&digest=blake3", extra).await;
+            assert!(told.contains(&blake3) && !told.contains("sha256"), "{told}");
+            let refused = ask(what, "&digest=md5", extra).await;
+            assert!(
+                refused.starts_with("HTTP/1.1 400") && refused.contains("\"invalid_request\""),
+                "{refused}"
+            );
+        }
+        let read = ask("GET content", "&digest=blake3", "te: trailers\r\n").await;
+        assert_eq!(header(&read, "belljar-blake3"), Some(BLAKE3), "{read}");
+        assert_eq!(header(&read, "trailer"), Some("belljar-blake3, belljar-file"), "{read}");
+        assert!(header(&read, "content-digest").is_none(), "{read}");
+        let range = ask("GET content", "&digest=blake3", "te: trailers\r\nrange: bytes=10-\r\n").await;
+        assert!(range.starts_with("HTTP/1.1 416"), "{range}");
+        // Of a file one hash is made: what is promised by another cannot be compared.
+        let both = format!("content-digest: {DIGEST}\r\ncontent-length: 10\r\n");
+        let refused = ask("PUT content", "&digest=blake3", &both).await;
+        assert!(refused.starts_with("HTTP/1.1 400") && refused.contains("BLAKE3"), "{refused}");
+        assert_eq!(client.files(id).read(&path("a"), MOST).await.unwrap(), b"0123456789");
     });
 }
 

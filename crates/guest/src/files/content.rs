@@ -7,12 +7,12 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use api::files::{EDIT_BYTES_MAX, FileAnswer, FileEnd, FilePath, READ_BYTES_MAX};
+use api::files::{EDIT_BYTES_MAX, FileAnswer, FileEnd, FilePath, Hash, Hashing, READ_BYTES_MAX};
 use api::{Error, Retry};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use sha2::{Digest, Sha256};
 
+use super::digest::Digest;
 use super::failure::{conflict, failed, failed_io, show};
 use super::parts::{self, Outlet};
 use super::place::{Place, describe, version};
@@ -35,8 +35,22 @@ pub struct Fresh<'a> {
     placed: bool,
 }
 
+/// What is said of the hash of a file that is written.
+pub struct Wanted {
+    /// The SHA-256 that it must have.
+    pub sha256: Option<String>,
+    /// What is answered, and made at all.
+    pub digest: Hashing,
+}
+
 /// Sends bytes of a file.
-pub fn read(path: &FilePath, from: u64, to: Option<u64>, wanted: Option<&str>) -> Result<(), Error> {
+pub fn read(
+    path: &FilePath,
+    from: u64,
+    to: Option<u64>,
+    wanted: Option<&str>,
+    digest: Digest,
+) -> Result<(), Error> {
     let place = Place::find(path)?;
     let (file, stat) = place.open(OFlags::RDONLY)?;
     let seen = version(&stat);
@@ -53,10 +67,10 @@ pub fn read(path: &FilePath, from: u64, to: Option<u64>, wanted: Option<&str>) -
         return Err(api::limits::exceeded("the number of bytes to read at once", to - from, READ_BYTES_MAX));
     }
     parts::head(&FileAnswer::Content { info: place.describe(&stat), from, to }).map_err(unheard)?;
-    let end = match send(&file, from, to) {
-        Ok(Some(sha256)) => {
+    let end = match send(&file, from, to, digest) {
+        Ok(Some(hash)) => {
             let changed = rustix::fs::fstat(&file).map_or(true, |now| version(&now) != seen);
-            FileEnd::Read { sha256, changed }
+            FileEnd::Read { hash, changed }
         }
         Ok(None) => FileEnd::Failed {
             error: conflict(
@@ -70,42 +84,42 @@ pub fn read(path: &FilePath, from: u64, to: Option<u64>, wanted: Option<&str>) -
 }
 
 /// Sends the bytes; none if there were fewer.
-fn send(file: &OwnedFd, from: u64, to: u64) -> io::Result<Option<String>> {
-    let (mut at, mut hasher, mut outlet) = (from, Sha256::new(), Outlet::default());
+fn send(file: &OwnedFd, from: u64, to: u64, mut digest: Digest) -> io::Result<Option<Hash>> {
+    let (mut at, mut outlet) = (from, Outlet::default());
     while at < to {
         let sent = outlet.fill(to - at, |buffer| Ok(rustix::io::pread(file, buffer, at)?))?;
         if sent.is_empty() {
             return Ok(None);
         }
-        hasher.update(sent);
+        digest.update(sent);
         at += sent.len() as u64;
     }
-    Ok(Some(hex(hasher)))
+    Ok(Some(digest.finish()))
 }
 
 /// Replaces a file, or makes it.
 pub fn replace(
     path: &FilePath,
     mode: Option<u32>,
-    wanted: Option<&str>,
+    wanted: &Wanted,
     sent: &mut impl Read,
 ) -> Result<FileAnswer, Error> {
     let place = Place::find_or_make(path)?;
     let before = place.replaceable()?;
     let fresh = Fresh::new(&place, mode.or(before).unwrap_or(MODE))?;
-    let mut hasher = Sha256::new();
-    take(sent, &fresh.file, &place.path, |bytes| hasher.update(bytes))?;
-    let sha256 = hex(hasher);
-    verify(&place, wanted, &sha256)?;
+    let mut digest = Digest::new(wanted.digest);
+    take(sent, &fresh.file, &place.path, |bytes| digest.update(bytes))?;
+    let hash = digest.finish();
+    verify(&place, wanted, &hash)?;
     let stat = fresh.put()?;
-    Ok(FileAnswer::Whole { info: describe(&place.path, &stat), sha256 })
+    Ok(FileAnswer::Whole { info: describe(&place.path, &stat), hash })
 }
 
 /// Writes a file in place, from a byte on that it has.
 pub fn write_on(
     path: &FilePath,
     offset: u64,
-    wanted: Option<&str>,
+    wanted: &Wanted,
     sent: &mut impl Read,
 ) -> Result<FileAnswer, Error> {
     let place = Place::find_or_make(path)?;
@@ -131,16 +145,16 @@ pub fn write_on(
     rustix::fs::ftruncate(&file, offset).map_err(fault("shorten")).map_err(tell)?;
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(offset)).map_err(fault("write to")).map_err(tell)?;
     changed();
-    let mut hasher = Sha256::new();
+    let mut digest = Digest::new(wanted.digest);
     take(sent, &file, &place.path, |bytes| {
         if offset == 0 {
-            hasher.update(bytes);
+            digest.update(bytes);
         }
     })?;
     let stat = rustix::fs::fstat(&file).map_err(fault("look at")).map_err(tell)?;
-    let sha256 = if offset == 0 { hex(hasher) } else { digest(&file, &place.path)? };
-    verify(&place, wanted, &sha256)?;
-    Ok(FileAnswer::Whole { info: describe(&place.path, &stat), sha256 })
+    let hash = if offset == 0 { digest.finish() } else { hash_of(&file, &place.path, wanted.digest)? };
+    verify(&place, wanted, &hash)?;
+    Ok(FileAnswer::Whole { info: describe(&place.path, &stat), hash })
 }
 
 /// Waits until nobody else writes on a file: a request that broke off may still be putting down what had arrived.
@@ -162,7 +176,7 @@ fn alone(file: &OwnedFd, place: &Place) -> Result<(), Error> {
 }
 
 /// Hashes a whole file.
-pub fn hash(path: &FilePath) -> Result<FileAnswer, Error> {
+pub fn hash(path: &FilePath, digest: Hashing) -> Result<FileAnswer, Error> {
     let place = Place::find(path)?;
     let (file, stat) = place.open(OFlags::RDONLY)?;
     if u64::try_from(stat.st_size).unwrap_or(0) > READ_BYTES_MAX {
@@ -172,8 +186,8 @@ pub fn hash(path: &FilePath) -> Result<FileAnswer, Error> {
             READ_BYTES_MAX,
         ));
     }
-    let sha256 = digest(&file, &place.path)?;
-    Ok(FileAnswer::Whole { info: place.describe(&stat), sha256 })
+    let hash = hash_of(&file, &place.path, digest)?;
+    Ok(FileAnswer::Whole { info: place.describe(&stat), hash })
 }
 
 /// Replaces a text that the file has once, or wherever it has it.
@@ -282,31 +296,28 @@ pub fn take(
     }
 }
 
-fn verify(place: &Place, wanted: Option<&str>, sha256: &str) -> Result<(), Error> {
-    match wanted {
-        Some(wanted) if !wanted.eq_ignore_ascii_case(sha256) => Err(conflict(
-            format!("the bytes for {} have the SHA-256 {sha256}, not {wanted}", show(&place.path)),
+fn verify(place: &Place, wanted: &Wanted, hash: &Hash) -> Result<(), Error> {
+    let came = hash.digits();
+    match &wanted.sha256 {
+        Some(wanted) if !wanted.eq_ignore_ascii_case(came) => Err(conflict(
+            format!("the bytes for {} have the SHA-256 {came}, not {wanted}", show(&place.path)),
             "They were changed on their way, or the digest is of something else: send them again.",
         )),
         Some(_) | None => Ok(()),
     }
 }
 
-fn digest(file: &OwnedFd, path: &[u8]) -> Result<String, Error> {
-    let (mut hasher, mut at, mut buffer) = (Sha256::new(), 0, vec![0; CHUNK_BYTES]);
+fn hash_of(file: &OwnedFd, path: &[u8], kind: Hashing) -> Result<Hash, Error> {
+    let (mut digest, mut at, mut buffer) = (Digest::new(kind), 0, vec![0; CHUNK_BYTES]);
     loop {
         let count =
             rustix::io::pread(file, &mut buffer[..], at).map_err(|errno| failed("read", path, errno))?;
         if count == 0 || at > READ_BYTES_MAX {
-            return Ok(hex(hasher));
+            return Ok(digest.finish());
         }
-        hasher.update(buffer.get(..count).unwrap_or_default());
+        digest.update(buffer.get(..count).unwrap_or_default());
         at += count as u64;
     }
-}
-
-fn hex(hasher: Sha256) -> String {
-    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What stands there with every `old` replaced, from left to right, and how many there were.

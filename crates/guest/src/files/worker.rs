@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use api::files::{FileAnswer, FileAsk};
 use api::{Error, Ran};
 
+use super::content::Wanted;
+use super::digest::Digest;
 use super::parts::{self, Sent};
 use super::place::Place;
 use super::{archive, content, list, tree, watch};
@@ -46,18 +48,18 @@ fn answer(ask: FileAsk) -> Result<Option<FileAnswer>, Error> {
     Ok(match ask {
         FileAsk::Stat { path } => Some(FileAnswer::Info { info: Place::find(&path)?.info()? }),
         FileAsk::List { path, depth, after, limit } => Some(list::page(&path, depth, after, limit)?),
-        FileAsk::Read { path, from, to, version } => {
-            content::read(&path, from, to, version.as_deref())?;
+        FileAsk::Read { path, from, to, version, digest } => {
+            content::read(&path, from, to, version.as_deref(), Digest::new(digest))?;
             None
         }
-        FileAsk::Write { path, offset, mode, sha256 } => {
-            let mut sent = Sent::default();
+        FileAsk::Write { path, offset, mode, sha256, digest } => {
+            let (wanted, sent) = (Wanted { sha256, digest }, &mut Sent::default());
             Some(match offset {
-                Some(offset) => content::write_on(&path, offset, sha256.as_deref(), &mut sent)?,
-                None => content::replace(&path, mode, sha256.as_deref(), &mut sent)?,
+                Some(offset) => content::write_on(&path, offset, &wanted, sent)?,
+                None => content::replace(&path, mode, &wanted, sent)?,
             })
         }
-        FileAsk::Hash { path } => Some(content::hash(&path)?),
+        FileAsk::Hash { path, digest } => Some(content::hash(&path, digest)?),
         FileAsk::Make { path } => done(tree::make(path.as_bytes())?),
         FileAsk::Move { from, to, replace } => done(tree::rename(&from, &to, replace)?),
         FileAsk::Copy { from, to, replace } => done(tree::copy(&from, &to, replace)?),

@@ -5,21 +5,25 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::time::{Duration, Instant};
 
-use api::files::{FileInfo, FileKind};
+use api::files::{FileInfo, FileKind, Hash, Hashing};
 
 use super::*;
 
 fn write(path: FilePath, offset: Option<u64>) -> FileAsk {
-    FileAsk::Write { path, offset, mode: None, sha256: None }
+    FileAsk::Write { path, offset, mode: None, sha256: None, digest: Hashing::Sha256 }
 }
 
 fn read(path: FilePath) -> FileAsk {
-    FileAsk::Read { path, from: 0, to: None, version: None }
+    FileAsk::Read { path, from: 0, to: None, version: None, digest: Hashing::Sha256 }
 }
 
-fn whole(answer: FileAnswer) -> (FileInfo, String) {
-    let FileAnswer::Whole { info, sha256 } = answer else { panic!("{answer:?}") };
-    (info, sha256)
+fn hash(path: FilePath) -> FileAsk {
+    FileAsk::Hash { path, digest: Hashing::Sha256 }
+}
+
+fn whole(answer: FileAnswer) -> (FileInfo, Hash) {
+    let FileAnswer::Whole { info, hash } = answer else { panic!("{answer:?}") };
+    (info, hash)
 }
 
 #[test]
@@ -44,13 +48,13 @@ fn any_bytes_under_any_name_come_back_as_they_were() {
     for (number, name) in names.iter().enumerate() {
         let place = directory.path().join(std::ffi::OsString::from_vec(name.to_vec()));
         let bytes = contents[number % contents.len()];
-        let (info, sha256) = whole(send(&write(path(&place), None), bytes).unwrap());
+        let (info, sum) = whole(send(&write(path(&place), None), bytes).unwrap());
         assert_eq!(info.exact().unwrap(), path(&place), "{name:?}");
         assert_eq!(fs::read(&place).unwrap(), bytes, "{name:?}");
         let (_, back, end) = fetch(&read(path(&place))).unwrap();
         assert_eq!(back, bytes, "{name:?}");
-        assert_eq!(end, FileEnd::Read { sha256: sha256.clone(), changed: false });
-        assert_eq!(whole(ask(&FileAsk::Hash { path: path(&place) }).unwrap()).1, sha256);
+        assert_eq!(end, FileEnd::Read { hash: sum.clone(), changed: false });
+        assert_eq!(whole(ask(&hash(path(&place))).unwrap()).1, sum);
     }
     let long = directory.path().join("x".repeat(256));
     assert_eq!(code(send(&write(path(long), None), b"x")), ErrorCode::InvalidRequest);
@@ -69,7 +73,9 @@ fn a_file_is_replaced_whole_or_not_at_all() {
     served.cut();
     assert_eq!(served.head().unwrap_err().code, ErrorCode::InvalidRequest);
     assert_eq!(fs::read(&place).unwrap(), b"first", "what broke off is not shown");
-    let wrong = FileAsk::Write { path: path(&place), offset: None, mode: None, sha256: Some("0".repeat(64)) };
+    let mut wrong = write(path(&place), None);
+    let FileAsk::Write { sha256, .. } = &mut wrong else { panic!() };
+    *sha256 = Some("0".repeat(64));
     assert_eq!(code(send(&wrong, b"second")), ErrorCode::Conflict);
     assert_eq!(fs::read(&place).unwrap(), b"first", "neither is what has another digest");
     send(&write(path(&place), None), b"second").unwrap();
@@ -94,13 +100,38 @@ fn a_write_goes_on_where_it_broke_off() {
         ErrorCode::Conflict,
         "not beyond its end"
     );
-    let (info, sha256) = whole(send(&write(path(&place), Some(size)), &bytes[1_500_000..]).unwrap());
+    let (info, sum) = whole(send(&write(path(&place), Some(size)), &bytes[1_500_000..]).unwrap());
     assert_eq!((info.size_bytes, fs::read(&place).unwrap() == bytes), (3_000_000, true));
-    assert_eq!(
-        whole(ask(&FileAsk::Hash { path: path(&place) }).unwrap()).1,
-        sha256,
-        "the digest is of all of it"
-    );
+    assert_eq!(whole(ask(&hash(path(&place))).unwrap()).1, sum, "the digest is of all of it");
+}
+
+#[test]
+fn the_hash_that_is_asked_for_is_told_on_every_way_to_a_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("file");
+    let bytes: Vec<u8> = (0..700_000u32).map(|number| number.to_le_bytes()[1]).collect();
+    let of = |digest| {
+        let path = path(&place);
+        let write = |offset| FileAsk::Write { path: path.clone(), offset, mode: None, sha256: None, digest };
+        let mut told = vec![
+            whole(send(&write(None), &bytes).unwrap()).1,
+            whole(send(&write(Some(0)), &bytes).unwrap()).1,
+            whole(send(&write(Some(500_000)), &bytes[500_000..]).unwrap()).1,
+            whole(ask(&FileAsk::Hash { path: path.clone(), digest }).unwrap()).1,
+        ];
+        let read = FileAsk::Read { path: path.clone(), from: 0, to: None, version: None, digest };
+        let (_, _, end) = fetch(&read).unwrap();
+        let FileEnd::Read { hash, changed: false } = end else { panic!("{end:?}") };
+        assert!(told.iter().all(|one| *one == hash), "{told:?} {hash:?}");
+        told.remove(0)
+    };
+    assert_eq!(of(Hashing::Blake3), Hash::Blake3(blake3::hash(&bytes).to_string()));
+    let sum = Command::new("sha256sum").arg(&place).output().unwrap().stdout;
+    assert_eq!(of(Hashing::Sha256), Hash::Sha256(String::from_utf8_lossy(&sum[..64]).into_owned()));
+    let mut both = write(path(&place), None);
+    let FileAsk::Write { sha256, digest, .. } = &mut both else { panic!() };
+    (*sha256, *digest) = (Some("0".repeat(64)), Hashing::Blake3);
+    assert_eq!(code(send(&both, b"x")), ErrorCode::InvalidRequest, "one hash is made and no second one");
 }
 
 #[test]
@@ -136,7 +167,13 @@ fn ranges_and_versions_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().join("file");
     fs::write(&place, "0123456789").unwrap();
-    let range = |from, to, version: Option<String>| FileAsk::Read { path: path(&place), from, to, version };
+    let range = |from, to, version: Option<String>| FileAsk::Read {
+        path: path(&place),
+        from,
+        to,
+        version,
+        digest: Hashing::Sha256,
+    };
     let (head, bytes, _) = fetch(&range(2, Some(5), None)).unwrap();
     assert_eq!(bytes, b"234");
     let FileAnswer::Content { info, from, to } = head else { panic!() };

@@ -4,7 +4,7 @@
 //! it lists is looked at page by page, so that no listing is ever held whole.
 
 use api::artifact::{Artifact, Artifacts, Keep, LISTED_MAX, Why};
-use api::files::{DEPTH_MAX, FileAnswer, FileAsk, FileInfo, FilePath, PAGE_MAX};
+use api::files::{DEPTH_MAX, FileAnswer, FileAsk, FileInfo, FilePath, Hashing, PAGE_MAX};
 use api::{ErrorCode, Retry};
 use tokio::time::Instant;
 
@@ -128,7 +128,8 @@ impl Fetch<'_> {
     }
 
     async fn once(&self, chosen: &Chosen) -> Result<Fetched, Error> {
-        let ask = FileAsk::Read { path: chosen.path.clone(), from: 0, to: None, version: None };
+        let (path, digest) = (chosen.path.clone(), Hashing::Sha256);
+        let ask = FileAsk::Read { path, from: 0, to: None, version: None, digest };
         let (head, mut reading) = self.of.files.read(&ask).await?;
         let FileAnswer::Content { from, to, .. } = head else { return Ok(Fetched::Left(Why::Unreadable)) };
         let size_bytes = to - from;
@@ -154,9 +155,9 @@ impl Fetch<'_> {
                     }
                 }
                 Piece::Read { changed: true, .. } => return Ok(Fetched::Changed),
-                Piece::Read { sha256, .. } => {
+                Piece::Read { hash, .. } => {
                     let own = incoming.sha256();
-                    if !sha256.eq_ignore_ascii_case(&own) {
+                    if !hash.digits().eq_ignore_ascii_case(&own) {
                         return Err(Error::Protocol("other bytes than those of the hash".into()));
                     }
                     return Ok(match incoming.finish().await {

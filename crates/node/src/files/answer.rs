@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::files::{FileAnswer, FileAsk, FileEvent, FileInfo, FilePath, PATH_BYTES_MAX, READ_BYTES_MAX};
+use api::files::{
+    FileAnswer, FileAsk, FileEvent, FileInfo, FilePath, Hash, Hashing, PATH_BYTES_MAX, READ_BYTES_MAX,
+    are_digits,
+};
 use api::{ErrorCode, Layer, Ran, Retry, limits};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -149,8 +152,8 @@ pub fn fitting(ask: &FileAsk, answer: FileAnswer) -> Result<FileAnswer, Error> {
             let clipped = end.is_none_or(|end| *to <= end) && *from == *first.min(to);
             sound(info) && clipped && from <= to && to - from <= READ_BYTES_MAX
         }
-        (FileAsk::Write { .. } | FileAsk::Hash { .. }, FileAnswer::Whole { info, sha256 }) => {
-            checked_hash(sha256)?;
+        (FileAsk::Write { digest, .. } | FileAsk::Hash { digest, .. }, FileAnswer::Whole { info, hash }) => {
+            checked_hash(hash, *digest)?;
             sound(info)
         }
         (
@@ -215,9 +218,9 @@ pub fn refused(mut error: api::Error) -> Error {
 }
 
 /// # Errors
-/// It is no hash.
-pub fn checked_hash(sha256: &str) -> Result<(), Error> {
-    let is_hash = sha256.len() == 64 && sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
+/// It is no hash, or of another kind than was asked for.
+pub fn checked_hash(hash: &Hash, wanted: Hashing) -> Result<(), Error> {
+    let is_hash = hash.kind() == wanted && are_digits(hash.digits());
     if is_hash { Ok(()) } else { Err(Error::Protocol("a hash that is none".into())) }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use api::Error;
 use api::account::Role;
-use api::files::{DIGEST_HEADER, FILE_TRAILER, FileAnswer, FileAsk, FileInfo, FilePath, HashedFile};
+use api::files::{FILE_TRAILER, FileAnswer, FileAsk, FileInfo, FilePath, HashedFile, Hashing};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use node::Call;
 
 use super::Change;
-use super::flow::{Coming, Held, outward, promised, reads_trailers};
+use super::flow::{Coming, Held, digest_trailer, outward, promised, reads_trailers};
 use super::query::Query;
 use crate::audit::Act;
 use crate::caller::{At, Caller};
@@ -36,7 +36,7 @@ enum Span {
 
 /// The bytes of a regular file, or one range of them. Whoever sends `TE: trailers` gets their digest, and whether the file was
 /// written to meanwhile, as trailers instead of a length.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/content", params(("sandbox" = String, Path), ("path" = String, Query), ("range" = Option<String>, Header, description = "One range: `bytes=A-B`, `bytes=A-` or `bytes=-N`"), ("if-match" = Option<String>, Header, description = "The `ETag` of the version that is wanted")), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = 206, body = Vec<u8>, content_type = "application/octet-stream"), (status = 412, body = Error, description = "The file is another version"), (status = 416, body = Error, description = "The file has no such bytes"), (status = "default", body = Error)))]
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/content", params(("sandbox" = String, Path), ("path" = String, Query), ("digest" = Option<Hashing>, Query, description = "The hash among the trailers: `content-digest`, or `belljar-blake3` in its place"), ("range" = Option<String>, Header, description = "One range: `bytes=A-B`, `bytes=A-` or `bytes=-N`"), ("if-match" = Option<String>, Header, description = "The `ETag` of the version that is wanted")), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = 206, body = Vec<u8>, content_type = "application/octet-stream"), (status = 412, body = Error, description = "The file is another version"), (status = 416, body = Error, description = "The file has no such bytes"), (status = "default", body = Error)))]
 pub async fn read(
     caller: Caller,
     State(platform): State<Arc<Platform>>,
@@ -45,14 +45,14 @@ pub async fn read(
     headers: HeaderMap,
 ) -> Answer<Response> {
     caller.require(Role::Read)?;
-    let path = query.path("path")?;
+    let (path, digest) = (query.path("path")?, query.digest()?);
     query.end()?;
     let (span, version) = (span(&headers), wanted_version(&headers)?);
     let place = place(&caller.share)?;
     let call = super::called(&caller, &platform, &named).await?;
     let (from, to) = bounds(&call, &path, span).await?;
     let is_conditional = version.is_some();
-    let opened = call.files().read(&FileAsk::Read { path: path.clone(), from, to, version }).await;
+    let opened = call.files().read(&FileAsk::Read { path: path.clone(), from, to, version, digest }).await;
     let (answer, reading) = opened.map_err(|error| {
         // Only the sandbox itself knows versions.
         let changed = matches!(&error, node::Error::Guest(error) if error.code == api::ErrorCode::Conflict);
@@ -68,7 +68,7 @@ pub async fn read(
     let mut response = outward(Held::new(platform, call, place), reading).into_response();
     describe(response.headers_mut(), &path, &info);
     if reads_trailers(&headers) {
-        let names = format!("{DIGEST_HEADER}, {FILE_TRAILER}");
+        let names = format!("{}, {FILE_TRAILER}", digest_trailer(digest));
         insert(response.headers_mut(), header::TRAILER, &names);
     } else {
         insert(response.headers_mut(), header::CONTENT_LENGTH, &(end - first).to_string());
@@ -83,7 +83,7 @@ pub async fn read(
 
 /// Puts the body into a file and makes the directories above it. Without `offset` the file is there whole, or as it was before. With
 /// it the file is written on from that byte, which it must have reached; what arrived stays if the rest does not.
-#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files/content", params(("sandbox" = String, Path), ("path" = String, Query), ("offset" = Option<u64>, Query), ("mode" = Option<String>, Query, description = "Permissions in octal digits, such as 0755"), ("content-digest" = Option<String>, Header, description = "`sha-256=:…:` of the whole file")), request_body(content = Vec<u8>, content_type = "application/octet-stream"), security(("key" = [])), responses((status = 200, body = HashedFile), (status = "default", body = Error)))]
+#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files/content", params(("sandbox" = String, Path), ("path" = String, Query), ("offset" = Option<u64>, Query), ("mode" = Option<String>, Query, description = "Permissions in octal digits, such as 0755"), ("digest" = Option<Hashing>, Query, description = "The hash that the answer has"), ("content-digest" = Option<String>, Header, description = "`sha-256=:…:` of the whole file")), request_body(content = Vec<u8>, content_type = "application/octet-stream"), security(("key" = [])), responses((status = 200, body = HashedFile), (status = "default", body = Error)))]
 pub async fn write(
     caller: Caller,
     State(platform): State<Arc<Platform>>,
@@ -92,11 +92,12 @@ pub async fn write(
     request: Request,
 ) -> Answer<Json<HashedFile>> {
     let (path, offset, mode) = (query.path("path")?, query.number("offset")?, query.mode("mode")?);
+    let digest = query.digest()?;
     query.end()?;
     let sha256 = promised(request.headers())?;
     let coming = Coming::of(request)?;
     let detail = path.encode();
-    let ask = FileAsk::Write { path, offset, mode, sha256 };
+    let ask = FileAsk::Write { path, offset, mode, sha256, digest };
     let change = Change { act: Act::FileWrite, detail, ask };
     super::hashed(change.take_in(&caller, platform, &named, coming).await?)
 }

@@ -7,7 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::files::{ARCHIVE_TRAILER, DIGEST_HEADER, FILE_CHANGED, FILE_TRAILER, FILE_WHOLE, WatchLine};
+use api::files::{
+    ARCHIVE_TRAILER, BLAKE3_TRAILER, DIGEST_HEADER, FILE_CHANGED, FILE_TRAILER, FILE_WHOLE, Hash, Hashing,
+    WatchLine,
+};
 use api::server::HEARTBEAT_MS;
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 use axum::body::Body;
@@ -71,9 +74,14 @@ pub fn outward(held: Held, mut reading: Reading) -> Body {
                         return sender.abort(std::io::ErrorKind::TimedOut.into());
                     }
                 }
-                Ok(Piece::Read { sha256, changed }) => {
+                Ok(Piece::Read { hash, changed }) => {
                     let state = if changed { FILE_CHANGED } else { FILE_WHOLE };
-                    let trailers = [(DIGEST_HEADER, digest(&sha256)), (FILE_TRAILER, state.to_owned())];
+                    let name = digest_trailer(hash.kind());
+                    let told = match hash {
+                        Hash::Sha256(digits) => digest(&digits),
+                        Hash::Blake3(digits) => digits,
+                    };
+                    let trailers = [(name, told), (FILE_TRAILER, state.to_owned())];
                     return finish(sender, &trailers).await;
                 }
                 Ok(Piece::Packed(report)) => {
@@ -148,6 +156,14 @@ impl Coming {
         let rest = async { while let Some(Ok(_)) = self.0.frame().await {} };
         let _ = timeout(DRAIN_WITHIN, rest).await;
         error.into()
+    }
+}
+
+/// The trailer that tells a hash of this kind.
+pub fn digest_trailer(kind: Hashing) -> &'static str {
+    match kind {
+        Hashing::Sha256 => DIGEST_HEADER,
+        Hashing::Blake3 => BLAKE3_TRAILER,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use api::Error;
-use api::files::FilePath;
+use api::files::{FilePath, Hashing};
 use api::layer::Compression;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -81,6 +81,13 @@ impl Query {
         Ok(known.ok_or_else(|| wrong("compression is none that is known: none, gzip or zstd"))?)
     }
 
+    /// By which hash bytes are told; SHA-256, if nothing is said.
+    pub fn digest(&mut self) -> Answer<Hashing> {
+        let Some(name) = self.take("digest") else { return Ok(Hashing::default()) };
+        let known = Hashing::from_name(&name);
+        Ok(known.ok_or_else(|| wrong("digest is none that is known: sha256 or blake3"))?)
+    }
+
     /// Where the page before ended.
     pub fn cursor(&mut self) -> Answer<Option<FilePath>> {
         let Some(text) = self.take("cursor") else { return Ok(None) };
@@ -142,6 +149,7 @@ mod tests {
         assert!(Query::parse("path=a&path=b").is_err());
         assert!(query("").path("path").is_err() && query("path=..").path("path").is_err());
         assert!(query("all=maybe").flag("all").is_err() && query("mode=9").mode("mode").is_err());
+        assert!(query("digest=md5").digest().is_err() && query("digest=").digest().is_err());
         assert!(query("offset=-1").number::<u64>("offset").is_err());
         assert!(query("other=1").end().is_err());
     }

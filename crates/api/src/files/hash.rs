@@ -1,0 +1,108 @@
+//! By which hash bytes are compared, and what came of it.
+//!
+//! SHA-256 is what everybody can make, and is what is meant where nothing is said. BLAKE3 costs a tenth of it where
+//! the processor has no instructions for SHA-256: it is for transfers whose both ends are ours.
+
+use serde::{Deserialize, Serialize};
+
+/// Digits of a hash, of either kind.
+const DIGITS: usize = 64;
+
+/// A kind of hash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Hashing {
+    /// SHA-256.
+    #[default]
+    Sha256,
+    /// BLAKE3, of 32 bytes and without a key.
+    Blake3,
+}
+
+/// A hash, as 64 digits under the name of its kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Hash {
+    /// The SHA-256.
+    Sha256(String),
+    /// The BLAKE3, where it was asked for.
+    Blake3(String),
+}
+
+impl Hashing {
+    /// The kind with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "sha256" => Some(Self::Sha256),
+            "blake3" => Some(Self::Blake3),
+            _ => None,
+        }
+    }
+
+    /// Whether it is what is meant where nothing is said.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Hash {
+    /// Its kind.
+    pub fn kind(&self) -> Hashing {
+        match self {
+            Self::Sha256(_) => Hashing::Sha256,
+            Self::Blake3(_) => Hashing::Blake3,
+        }
+    }
+
+    /// Its digits.
+    pub fn digits(&self) -> &str {
+        let (Self::Sha256(digits) | Self::Blake3(digits)) = self;
+        digits
+    }
+}
+
+/// Whether a text can be the digits of a hash.
+pub fn are_digits(text: &str) -> bool {
+    text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::{FileAsk, FileEnd, FilePath};
+
+    #[test]
+    fn an_answer_has_the_hash_that_was_asked_for_and_no_second_one() {
+        let digits = "ab".repeat(32);
+        for (name, hash) in
+            [("sha256", Hash::Sha256(digits.clone())), ("blake3", Hash::Blake3(digits.clone()))]
+        {
+            let json = format!(r#"{{"end":"read","{name}":"{digits}","changed":false}}"#);
+            let end = FileEnd::Read { hash: hash.clone(), changed: false };
+            assert_eq!(serde_json::from_str::<FileEnd>(&json).unwrap(), end);
+            assert_eq!(serde_json::to_string(&end).unwrap(), json);
+            assert_eq!(Hashing::from_name(name), Some(hash.kind()));
+        }
+        for lie in [
+            r#"{"end":"read","changed":false}"#,
+            r#"{"end":"read","sha256":"a","blake3":"a","changed":false}"#,
+            r#"{"end":"read","sha256":"a","changed":false,"more":1}"#,
+            r#"{"end":"read","md5":"a","changed":false}"#,
+        ] {
+            assert!(serde_json::from_str::<FileEnd>(lie).is_err(), "{lie}");
+        }
+    }
+
+    /// A guest that is older than its node knows no other kind, and refuses words that it does not know.
+    #[test]
+    fn a_request_for_sha256_does_not_speak_of_kinds() {
+        let ask = |digest| FileAsk::Hash { path: FilePath::new("a").unwrap(), digest };
+        let json = serde_json::to_string(&ask(Hashing::Sha256)).unwrap();
+        assert_eq!(json, r#"{"ask":"hash","path":"a"}"#);
+        assert_eq!(serde_json::from_str::<FileAsk>(&json).unwrap(), ask(Hashing::Sha256));
+        let json = serde_json::to_string(&ask(Hashing::Blake3)).unwrap();
+        assert_eq!(json, r#"{"ask":"hash","path":"a","digest":"blake3"}"#);
+    }
+}
