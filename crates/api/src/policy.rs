@@ -18,6 +18,9 @@ use crate::limits;
 pub const PROXY_PORT: u16 = 3128;
 /// Rules of one policy.
 pub const HOSTS_MAX: usize = 128;
+/// Packages of one kind that a policy names, and what a name may have: npm's longest.
+const PACKAGES_MAX: usize = 1000;
+const PACKAGE_BYTES_MAX: usize = 214;
 /// Ports, methods or paths of one rule.
 const PARTS_MAX: usize = 32;
 /// A path of a rule.
@@ -40,6 +43,9 @@ pub struct Policy {
     /// Hosts. At most 128.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostRule>,
+    /// Which packages the presets for packages let in, and how old they must be.
+    #[serde(skip_serializing_if = "Packages::is_default")]
+    pub packages: Packages,
     /// Every host of the internet. Private, link-local and metadata addresses and those of the machine stay closed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub open: bool,
@@ -47,6 +53,42 @@ pub struct Policy {
     pub bytes_per_second: u64,
     /// What may be sent and received altogether, counted from the start of the sandbox or of the server, whichever was later.
     pub bytes_max: u64,
+}
+
+/// Which packages the presets for packages let in. Those that are needed by others have to be named too.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct Packages {
+    /// Python's, by name; all where it says none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub python: Option<Vec<String>>,
+    /// npm's, likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<Vec<String>>,
+    /// Debian's, likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub debian: Option<Vec<String>>,
+    /// How long ago a Python or npm file must have been published, in milliseconds: what is found to be hostile is mostly found soon.
+    pub minimum_age_ms: u64,
+}
+
+/// A file of a package that a sandbox was given: a line of its lock record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Installed {
+    /// Of which kind.
+    pub kind: Preset,
+    /// The package.
+    pub package: String,
+    /// The file.
+    pub file: String,
+    /// `sha256:` and digits; of npm's, `sha512-` and base64, as a lock file of npm has it.
+    pub hash: String,
+    /// Whether the server had it already, and did not fetch it for this.
+    pub cached: bool,
+    /// When, in milliseconds since 1970.
+    pub at_ms: u64,
 }
 
 /// A set of hosts that has a name.
@@ -87,6 +129,7 @@ impl Default for Policy {
         Self {
             presets: BTreeSet::new(),
             hosts: Vec::new(),
+            packages: Packages::default(),
             open: false,
             bytes_per_second: BYTES_PER_SECOND,
             bytes_max: BYTES_MAX,
@@ -102,10 +145,19 @@ impl Policy {
     pub fn of_words<T: AsRef<str>>(words: &[T]) -> Result<Self, Error> {
         let mut policy = Self::default();
         for word in words.iter().map(AsRef::as_ref) {
-            match (word, Preset::from_name(word)) {
-                ("open", _) => policy.open = true,
-                (_, Some(preset)) => drop(policy.presets.insert(preset)),
-                (_, None) => policy.hosts.push(word.parse()?),
+            let (name, only) = match word.split_once('=') {
+                Some((name, only)) => (name, Some(only.split(',').map(str::to_owned).collect::<Vec<_>>())),
+                None => (word, None),
+            };
+            match (name, Preset::from_name(name), only) {
+                ("open", _, None) => policy.open = true,
+                (_, Some(preset), only) => {
+                    policy.presets.insert(preset);
+                    if let Some(only) = only {
+                        policy.packages.limit(preset, only)?;
+                    }
+                }
+                (_, None, _) => policy.hosts.push(word.parse()?),
             }
         }
         policy.check()?;
@@ -134,14 +186,67 @@ impl Policy {
                 ));
             }
         }
+        self.packages.check()?;
         self.hosts.iter().try_for_each(HostRule::check)
     }
 
     /// Its words, as people write them.
     pub fn words(&self) -> Vec<String> {
         let open = self.open.then(|| "open".to_owned());
-        let presets = self.presets.iter().map(|preset| preset.name().to_owned());
+        let presets = self.presets.iter().map(|preset| match self.packages.only(*preset) {
+            Some(only) => format!("{}={}", preset.name(), only.join(",")),
+            None => preset.name().to_owned(),
+        });
         open.into_iter().chain(presets).chain(self.hosts.iter().map(ToString::to_string)).collect()
+    }
+}
+
+impl Packages {
+    /// The packages of a kind that are let in; all where there is no list.
+    pub fn only(&self, kind: Preset) -> Option<&Vec<String>> {
+        match kind {
+            Preset::PythonPackages => self.python.as_ref(),
+            Preset::NodePackages => self.node.as_ref(),
+            Preset::DebianPackages => self.debian.as_ref(),
+            Preset::Git => None,
+        }
+    }
+
+    fn limit(&mut self, kind: Preset, only: Vec<String>) -> Result<(), Error> {
+        match kind {
+            Preset::PythonPackages => self.python = Some(only),
+            Preset::NodePackages => self.node = Some(only),
+            Preset::DebianPackages => self.debian = Some(only),
+            Preset::Git => return Err(Error::invalid("git has no packages", "Name the hosts instead.")),
+        }
+        Ok(())
+    }
+
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        for names in [&self.python, &self.node, &self.debian].into_iter().flatten() {
+            if names.len() > PACKAGES_MAX {
+                return Err(limits::exceeded(
+                    "the number of packages in a policy",
+                    names.len() as u64,
+                    PACKAGES_MAX as u64,
+                ));
+            }
+            let plain = |name: &&String| {
+                let fits = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._+@/-".contains(&byte));
+                name.is_empty() || name.len() > PACKAGE_BYTES_MAX || !fits
+            };
+            if let Some(wrong) = names.iter().find(plain) {
+                return Err(Error::invalid(
+                    format!("{wrong:?} is not the name of a package"),
+                    "Name it as its index does, without a version.",
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -335,6 +440,10 @@ mod tests {
         }
         let policy = Policy::of_words(&["git", "a.org", "python-packages"]).unwrap();
         assert_eq!(policy.words(), ["python-packages", "git", "a.org"]);
+        let limited = Policy::of_words(&["python-packages=requests,idna", "node-packages"]).unwrap();
+        assert_eq!(limited.words(), ["python-packages=requests,idna", "node-packages"]);
+        assert_eq!(limited.packages.only(Preset::PythonPackages).unwrap(), &["requests", "idna"]);
+        assert!(Policy::of_words(&["python-packages="]).is_err() && Policy::of_words(&["git=x"]).is_err());
         assert!(Policy::of_words(&["open"]).unwrap().open);
         for word in ["", "*", "GET", "get a.org", "a.org:", "https://a.org", "a.org/%2e"] {
             assert!(Policy::of_words(&[word]).is_err(), "{word:?}");

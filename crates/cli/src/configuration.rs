@@ -11,6 +11,7 @@ use api::Error;
 use control::listen::TlsFiles;
 use control::ports::name::Domain;
 use node::admission::Bounds;
+use node::egress::Upstreams;
 use serde::{Deserialize, Serialize};
 
 /// The configuration.
@@ -35,6 +36,14 @@ pub struct Configuration {
     pub disk_reserve_bytes: u64,
     /// How long artifacts are kept.
     pub artifact_retention_ms: u64,
+    /// Where Python packages come from.
+    pub packages_python: Option<String>,
+    /// Where npm packages come from.
+    pub packages_node: Option<String>,
+    /// Where Debian packages come from.
+    pub packages_debian: Option<String>,
+    /// Where security updates of Debian packages come from.
+    pub packages_debian_security: Option<String>,
     /// How the log is written.
     pub log: Log,
 }
@@ -52,7 +61,7 @@ pub enum Log {
 }
 
 /// Every value: its name, and what it means.
-pub const VALUES: [(&str, &str); 10] = [
+pub const VALUES: [(&str, &str); 14] = [
     ("listen", "The address and port to listen on. Port 0 is any free one."),
     (
         "tls_certificate",
@@ -75,6 +84,20 @@ pub const VALUES: [(&str, &str); 10] = [
         "artifact_retention_ms",
         "How long artifacts of a run are kept after it, in milliseconds. 0: none are kept, and asking for them is refused.",
     ),
+    (
+        "packages_python",
+        "Where the package gate gets Python packages: the address of a simple API. Without it, what the server's own pip is \
+         configured for.",
+    ),
+    (
+        "packages_node",
+        "Likewise, npm packages: the address of a registry; else what its npm is configured for.",
+    ),
+    (
+        "packages_debian",
+        "Likewise, Debian packages: the address of an archive; else what its apt is configured for.",
+    ),
+    ("packages_debian_security", "Likewise, their security updates."),
     ("log", "How the log is written to standard error: `text`, `json` or `none`."),
 ];
 
@@ -91,6 +114,10 @@ impl Default for Configuration {
             memory_reserve_bytes: bounds.memory_reserve_bytes,
             disk_reserve_bytes: bounds.disk_reserve_bytes,
             artifact_retention_ms: bounds.artifact_retention_ms,
+            packages_python: None,
+            packages_node: None,
+            packages_debian: None,
+            packages_debian_security: None,
             log: Log::Text,
         }
     }
@@ -113,6 +140,15 @@ impl Configuration {
     /// Refuses what must not be served.
     pub fn check(&self) -> Result<(), Error> {
         self.domain()?;
+        let Self { packages_python, packages_node, packages_debian, packages_debian_security, .. } = self;
+        let packages = [packages_python, packages_node, packages_debian, packages_debian_security];
+        let web = |address: &&String| address.starts_with("https://") || address.starts_with("http://");
+        if let Some(wrong) = packages.into_iter().flatten().find(|address| !web(address)) {
+            return Err(Error::invalid(
+                format!("{wrong:?} is no address that packages come from"),
+                "Write it with https:// in front.",
+            ));
+        }
         let tls = self.tls()?;
         if tls.is_none() && !self.listen.ip().is_loopback() && !self.plain_http_anywhere {
             return Err(Error::invalid(
@@ -147,6 +183,18 @@ impl Configuration {
             memory_reserve_bytes: self.memory_reserve_bytes,
             disk_reserve_bytes: self.disk_reserve_bytes,
             artifact_retention_ms: self.artifact_retention_ms,
+        }
+    }
+
+    /// Where packages come from.
+    pub fn upstreams(&self) -> Upstreams {
+        let own = Upstreams::of_this_machine();
+        let or = |set: &Option<String>, own: String| set.clone().unwrap_or(own);
+        Upstreams {
+            python: or(&self.packages_python, own.python),
+            node: or(&self.packages_node, own.node),
+            debian: or(&self.packages_debian, own.debian),
+            debian_security: or(&self.packages_debian_security, own.debian_security),
         }
     }
 

@@ -46,6 +46,7 @@ mod logs;
 mod ls;
 mod manual;
 mod output;
+mod packages;
 mod policy;
 mod project;
 mod quantity;
@@ -118,6 +119,8 @@ enum Command {
     Watch(watch::Arguments),
     /// Shows what may leave a sandbox, or changes it.
     Policy(policy::Arguments),
+    /// Shows which packages a sandbox was given.
+    Packages(packages::Arguments),
     /// Ends sandboxes and waits until nothing of them is left.
     Stop(stop::Arguments),
     /// Shows what the sandboxes use.
@@ -177,6 +180,7 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Edit(edit) => edit::run(&connection, edit).await,
         Command::Watch(watch) => watch::run(&connection, watch).await,
         Command::Policy(policy) => policy::run(&connection, policy).await,
+        Command::Packages(packages) => packages::run(&connection, packages).await,
         Command::Stop(stop) => stop::run(&connection, stop).await,
         Command::Top(top) => top::run(&connection, top).await,
         Command::Events(events) => events::run(&connection, events).await,

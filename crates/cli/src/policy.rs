@@ -6,20 +6,22 @@ use api::policy::Policy;
 use api::{Error, SandboxId};
 
 use crate::connect::{Connection, answer};
-use crate::{quantity, show};
+use crate::quantity::{self, Limit};
+use crate::{request, show};
 
 /// Of which sandbox, and what it is to be.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  belljar policy s1\n  belljar policy s1 --allow api.example.org --allow python-packages\n  \
-    belljar policy s1 --allow 'GET,HEAD example.org:80/public/*'\n  belljar policy s1 --deny\n\n\
+    belljar policy s1 --allow 'GET,HEAD example.org:80/public/*'\n  \
+    belljar policy s1 --allow python-packages=requests,idna,urllib3 --package-age 7d\n  belljar policy s1 --deny\n\n\
     A change replaces the whole policy, and cuts what it no longer allows at once."
 )]
 pub struct Arguments {
     /// Its id or its name.
     sandbox: SandboxId,
-    /// What may leave it from now on: HOST[:PORT][/PATH], a preset (python-packages, node-packages, debian-packages, git)
-    /// or open; can be given more than once.
+    /// What may leave it from now on: HOST[:PORT][/PATH], a preset (python-packages, node-packages, debian-packages, each
+    /// with =NAME,NAME for these packages alone; git) or open; can be given more than once.
     #[arg(long = "allow", value_name = "WHAT")]
     allow: Vec<String>,
     /// Nothing may leave it from now on.
@@ -31,6 +33,9 @@ pub struct Arguments {
     /// The most that may be sent and received altogether.
     #[arg(long, value_parser = quantity::bytes, value_name = "SIZE", requires = "allow")]
     total: Option<u64>,
+    /// How long ago a Python or npm file must have been published to be let in: 7d.
+    #[arg(long, value_parser = quantity::limit, value_name = "TIME", requires = "allow")]
+    package_age: Option<Limit>,
     /// Writes JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -40,7 +45,10 @@ pub struct Arguments {
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let client = connection.client()?;
     let sandbox = if arguments.deny || !arguments.allow.is_empty() {
-        let asked = Policy::of_words(&arguments.allow)?;
+        let mut asked = Policy::of_words(&arguments.allow)?;
+        if let Some(age) = arguments.package_age.and_then(|age| age.0) {
+            asked.packages.minimum_age_ms = request::millis(age);
+        }
         let policy = Policy {
             bytes_per_second: arguments.rate.unwrap_or(asked.bytes_per_second),
             bytes_max: arguments.total.unwrap_or(asked.bytes_max),

@@ -35,7 +35,8 @@ pub fn limit(text: &str) -> Result<Limit, String> {
         "" | "s" => 1.0,
         "m" => 60.0,
         "h" => 3600.0,
-        _ => return Err(format!("{unit:?} is not a unit of time; use ms, s, m or h")),
+        "d" => 86_400.0,
+        _ => return Err(format!("{unit:?} is not a unit of time; use ms, s, m, h or d")),
     };
     let value: f64 = number.parse().map_err(|_| format!("{text:?} is not a time; write it like 90s"))?;
     let time = Duration::try_from_secs_f64(value * scale).map_err(|error| error.to_string())?;

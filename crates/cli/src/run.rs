@@ -16,7 +16,7 @@ use api::policy::Policy;
 use api::sandbox::CreateSandbox;
 use api::{Error, ExecId};
 use client::Client;
-use node::egress::{Broker, Decision, Party};
+use node::egress::{Broker, Decision, Gate, Party, Told, Upstreams};
 use node::{Event, Exec, Machine, Sandbox, machine};
 use runtime::{Profile, Spec};
 use tokio::io::AsyncReadExt as _;
@@ -140,7 +140,9 @@ async fn on_this_machine(
     let id = machine::fresh_id().map_err(|error| error.to_api())?;
     let policy = arguments.sandbox.policy()?.unwrap_or(template.policy);
     let sandbox = Arc::new(Sandbox::start(runtime, id, &spec).await.map_err(|error| error.to_api())?);
-    let attendant = tokio::spawn(let_out(Arc::clone(&sandbox), policy));
+    let gate = Gate::new(&node::egress::packages(data), Upstreams::of_this_machine());
+    let exec_spec = node::egress::pointed(&policy, exec_spec);
+    let attendant = tokio::spawn(let_out(Arc::clone(&sandbox), policy, Broker::new(gate)));
     let ended = live(&sandbox, &exec_spec, arguments).await;
     attendant.abort();
     let stopped = sandbox.stop(Duration::ZERO).await.map_err(|error| error.to_api());
@@ -150,9 +152,10 @@ async fn on_this_machine(
 }
 
 /// Lets out what may leave, and says what may not: each host once.
-async fn let_out(sandbox: Arc<Sandbox>, policy: Policy) {
+async fn let_out(sandbox: Arc<Sandbox>, policy: Policy, broker: Broker) {
     let told = Mutex::new(BTreeSet::new());
-    let tell = move |Decision { target, verdict, .. }: Decision| {
+    let tell = move |told_of: Told| {
+        let Told::Decided(Decision { target, verdict, .. }) = told_of else { return };
         let fresh = || told.lock().is_ok_and(|mut told| told.len() < TOLD_MAX && told.insert(target.clone()));
         if let Err(why) = verdict
             && fresh()
@@ -161,7 +164,7 @@ async fn let_out(sandbox: Arc<Sandbox>, policy: Policy) {
         }
     };
     let party = Arc::new(Party::new(node::egress::fixed(policy), Box::new(tell)));
-    node::egress::attend(&sandbox, &Arc::new(Broker::new()), &party).await;
+    node::egress::attend(&sandbox, &Arc::new(broker), &party).await;
 }
 
 async fn live(sandbox: &Sandbox, spec: &ExecSpec, arguments: &Arguments) -> Result<ExitCode, Error> {

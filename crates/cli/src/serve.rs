@@ -19,6 +19,7 @@ use api::account::{CreateKey, NewKey, Quota, Role};
 use control::audit::{Act, Audit, Entry};
 use control::store::Store;
 use control::{Platform, account, follow, listen, routes};
+use node::egress::Gate;
 use node::{Machine, Node, clock};
 use runtime::Runtime;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -76,7 +77,8 @@ async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments
     let acceptor = configuration.tls()?.map(|files| listen::tls(&files));
     let acceptor = acceptor.transpose().map_err(|error| platform(node::error::chain(&error)))?;
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
-    let node = Node::open(&machine, runtimes(&machine)?, configuration.bounds()).await;
+    let gate = Gate::new(&node::egress::packages(data), configuration.upstreams());
+    let node = Node::open(&machine, runtimes(&machine)?, configuration.bounds(), gate).await;
     let node = node.map_err(|error| error.to_api())?;
     let store = patiently(async || Store::open(&data.join("belljar.db")).await).await?;
     let audit = Audit::open(&data.join("audit.log"), clock::wall_ms())

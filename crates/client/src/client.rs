@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::SandboxId;
-use api::policy::Policy;
+use api::policy::{Installed, Policy};
 use api::sandbox::{CreateSandbox, Lease, Sandbox, Usage};
 use api::server::{HEARTBEAT_MS, PAGE_MAX, Page};
 use reqwest::Method;
@@ -123,6 +123,14 @@ impl Client {
     pub async fn set_policy(&self, sandbox: &SandboxId, policy: &Policy) -> Result<Sandbox, Error> {
         policy.check().map_err(Error::Refused)?;
         self.link.call(&Ask::new(Method::PUT, format!("/v1/sandboxes/{sandbox}/policy")).json(policy)?).await
+    }
+
+    /// The packages that a sandbox was given: its lock record.
+    ///
+    /// # Errors
+    /// It is not known.
+    pub async fn packages(&self, sandbox: &SandboxId) -> Result<Vec<Installed>, Error> {
+        self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/packages"))).await
     }
 
     /// What a sandbox uses now.

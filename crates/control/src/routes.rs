@@ -2,7 +2,7 @@
 //!
 //! | module | routes |
 //! |---|---|
-//! | [`sandboxes`] | create, list, look, stop, lease, policy, usage, events |
+//! | [`sandboxes`] | create, list, look, stop, lease, policy, packages, usage, events |
 //! | [`execs`] | start, list, look, read, write, signal, cancel |
 //! | [`ports`] | how a port is reached, opening it to everybody, tunnels |
 //! | [`terminals`] | the WebSocket of a terminal, its size |
@@ -65,6 +65,7 @@ fn table() -> OpenApiRouter<Arc<Platform>> {
         .routes(routes!(sandboxes::look, sandboxes::stop))
         .routes(routes!(sandboxes::lease))
         .routes(routes!(sandboxes::policy))
+        .routes(routes!(sandboxes::packages))
         .routes(routes!(sandboxes::usage))
         .routes(routes!(sandboxes::events))
         .routes(routes!(execs::start, execs::list))

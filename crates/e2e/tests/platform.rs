@@ -53,7 +53,17 @@ impl Place {
         let sim = Sim::new();
         let runtimes: Vec<Arc<dyn Runtime>> = vec![Arc::new(sim.clone())];
         let bounds = Bounds { disk_reserve_bytes: 0, ..Bounds::default() };
-        let node = Node::open(&machine, runtimes, bounds).await.unwrap();
+        let node = Node::open(
+            &machine,
+            runtimes,
+            bounds,
+            node::egress::Gate::new(
+                &node::egress::packages(machine.data()),
+                node::egress::Upstreams::default(),
+            ),
+        )
+        .await
+        .unwrap();
         let store = Store::open(&data.path().join("belljar.db")).await.unwrap();
         store.put_project("default", &plenty(), 1).await.unwrap();
         let ask =

@@ -26,7 +26,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use crate::decide::Ask;
 use crate::flow::Flow;
 use crate::party::Asked;
-use crate::{Refusal, RefusalKind, Visit, tunnel};
+use crate::{Refusal, RefusalKind, Visit, gate, tunnel};
 
 /// The head of a request comes within this, and so does the next one on the same connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(60);
@@ -41,7 +41,7 @@ const HOP: [HeaderName; 7] =
     [CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 const HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
 
-type Body = UnsyncBoxBody<Bytes, hyper::Error>;
+pub type Body = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Serves one connection to the proxy.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, visit: Visit) {
@@ -129,6 +129,11 @@ impl Visit {
 
     /// A request in the clear, to the host it names.
     async fn forward(&self, mut request: Request<Incoming>, asked: Asked) -> Response<Body> {
+        if let (Some(gate), (Host::Name(name), CLEAR_PORT)) = (&self.broker.gate, (&asked.host, asked.port))
+            && name == gate::HOST
+        {
+            return gate.answer(&request, &self.party).await;
+        }
         let authority = match (&asked.host, asked.port) {
             (host, CLEAR_PORT) => host.authority(CLEAR_PORT).trim_end_matches(":80").to_owned(),
             (host, port) => host.authority(port),
@@ -153,7 +158,7 @@ impl Visit {
         match tokio::time::timeout(ANSWER_WITHIN, sender.send_request(request)).await {
             Ok(Ok(mut response)) => {
                 remove_hop(response.headers_mut());
-                response.map(|body| body.boxed_unsync())
+                response.map(|body| body.map_err(Into::into).boxed_unsync())
             }
             Ok(Err(error)) => failed(error.to_string()),
             Err(_) => failed(format!("nothing came for {ANSWER_WITHIN:?}")),
@@ -227,6 +232,7 @@ impl Refusal {
         let (status, title) = match self.kind {
             RefusalKind::Wrong => (StatusCode::BAD_REQUEST, "Bad Request"),
             RefusalKind::Denied => (StatusCode::FORBIDDEN, "Forbidden by the policy of this sandbox"),
+            RefusalKind::Missing => (StatusCode::NOT_FOUND, "Not Found"),
             RefusalKind::Busy => (StatusCode::TOO_MANY_REQUESTS, "Too Many Requests"),
             RefusalKind::Unreachable => (StatusCode::BAD_GATEWAY, "Bad Gateway"),
         };
@@ -235,6 +241,7 @@ impl Refusal {
             RefusalKind::Denied => {
                 "Use what is allowed, or ask whoever runs this sandbox to allow it: `belljar policy SANDBOX --allow HOST`."
             }
+            RefusalKind::Missing => "See whether the name is right.",
             RefusalKind::Busy => "Make fewer connections at once, and wait a second.",
             RefusalKind::Unreachable => "See whether the name is right, and try again later.",
         };
@@ -260,9 +267,9 @@ pub fn no_place() -> String {
 }
 
 fn empty() -> Body {
-    full(String::new())
+    full(Bytes::new())
 }
 
-fn full(text: String) -> Body {
-    Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync()
+pub fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }

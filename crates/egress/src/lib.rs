@@ -18,6 +18,7 @@
 //! | `begun` | the connection of a program inside |
 //! | `flow` | one connection to the outside: metered, and cut when its policy is changed |
 //! | `http` | the HTTP proxy: requests and `CONNECT` |
+//! | [`gate`] | packages: a host of its own, with what it fetched before |
 //! | `socks` | SOCKS 5 |
 //! | `tunnel` | bytes both ways, after a look at the name that TLS asks for |
 //!
@@ -30,6 +31,7 @@ pub mod address;
 mod begun;
 mod decide;
 mod flow;
+pub mod gate;
 mod http;
 pub mod party;
 mod resolve;
@@ -45,7 +47,8 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 pub use decide::{Allowed, Ask, decide};
-pub use party::{Decision, Party};
+pub use gate::Gate;
+pub use party::{Decision, Party, Told};
 
 use begun::Begun;
 use flow::Flow;
@@ -65,6 +68,8 @@ const SOCKS: u8 = 5;
 #[derive(Default)]
 pub struct Broker {
     names: Names,
+    /// Without one there are no packages.
+    gate: Option<Gate>,
 }
 
 /// Why something was not done, in words for the program that asked.
@@ -81,6 +86,8 @@ pub(crate) enum RefusalKind {
     Wrong,
     /// No rule allows it.
     Denied,
+    /// There is no such thing.
+    Missing,
     /// It comes too fast, or there are too many.
     Busy,
     /// The host has no address that may be reached, or does not answer.
@@ -96,9 +103,14 @@ pub(crate) struct Visit {
 }
 
 impl Broker {
-    /// A broker with the resolver that this machine is configured for.
-    pub fn new() -> Self {
-        Self::default()
+    /// A broker with the resolver that this machine is configured for, and packages from this gate.
+    pub fn new(gate: Gate) -> Self {
+        Self { names: Names::default(), gate: Some(gate) }
+    }
+
+    /// Its gate.
+    pub fn gate(&self) -> Option<&Gate> {
+        self.gate.as_ref()
     }
 
     /// Serves one connection of a program inside to its end.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::host::Host;
-use api::policy::Policy;
+use api::policy::{Installed, Policy};
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
@@ -39,8 +39,17 @@ pub struct Decision {
     pub verdict: Result<String, String>,
 }
 
-/// Is told of every decision. Must not wait.
-pub type Tell = Box<dyn Fn(Decision) + Send + Sync>;
+/// What is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Something was decided.
+    Decided(Decision),
+    /// A package was let in.
+    Installed(Installed),
+}
+
+/// Is told of everything. Must not wait.
+pub type Tell = Box<dyn Fn(Told) + Send + Sync>;
 
 /// One sandbox as the broker knows it.
 pub struct Party {
@@ -156,17 +165,26 @@ impl Party {
             Ask::Tunnel => "tunnel".to_owned(),
             Ask::Request { method, path } => format!("{method} {}", shortened(path)),
         };
-        (self.tell)(Decision {
-            target: asked.authority(),
-            ask,
-            verdict: verdict.map(str::to_owned).map_err(str::to_owned),
-        });
+        let verdict = verdict.map(str::to_owned).map_err(str::to_owned);
+        (self.tell)(Told::Decided(Decision { target: asked.authority(), ask, verdict }));
     }
 
     /// Something that is no host was asked for.
     pub(crate) fn tell_wrong(&self, target: &str, why: &str) {
         let (target, ask) = (shortened(target), "none".to_owned());
-        (self.tell)(Decision { target, ask, verdict: Err(why.to_owned()) });
+        (self.tell)(Told::Decided(Decision { target, ask, verdict: Err(why.to_owned()) }));
+    }
+
+    /// Something was asked of the gate.
+    pub(crate) fn tell_package(&self, path: &str, verdict: Result<&str, &str>) {
+        let (target, ask) = (crate::gate::HOST.to_owned(), format!("GET {}", shortened(path)));
+        let verdict = verdict.map(str::to_owned).map_err(str::to_owned);
+        (self.tell)(Told::Decided(Decision { target, ask, verdict }));
+    }
+
+    /// A package was let in.
+    pub(crate) fn tell_installed(&self, installed: Installed) {
+        (self.tell)(Told::Installed(installed));
     }
 
     /// Counts what came too fast; a flood of it is told as a number now and then.
@@ -177,7 +195,7 @@ impl Party {
         if refused.told.is_none_or(|told| now.duration_since(told) >= TELL_EVERY) {
             let verdict = Err(format!("{} refused: too many {what}", refused.count));
             *refused = Flood { count: 0, told: Some(now) };
-            (self.tell)(Decision { target: "any".into(), ask: "any".into(), verdict });
+            (self.tell)(Told::Decided(Decision { target: "any".into(), ask: "any".into(), verdict }));
         }
         Refusal {
             kind: RefusalKind::Busy,
@@ -204,9 +222,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn party(policy: Policy) -> (watch::Sender<Policy>, Arc<Mutex<Vec<Decision>>>, Party) {
+    fn party(policy: Policy) -> (watch::Sender<Policy>, Arc<Mutex<Vec<Told>>>, Party) {
         let (sender, receiver) = watch::channel(policy);
-        let told = Arc::<Mutex<Vec<Decision>>>::default();
+        let told = Arc::<Mutex<Vec<Told>>>::default();
         let heard = Arc::clone(&told);
         (sender, told, Party::new(receiver, Box::new(move |decision| locked(&heard).push(decision))))
     }

@@ -48,7 +48,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(mut strea
             let reply = match refusal.kind {
                 RefusalKind::Denied => Reply::NotAllowed,
                 RefusalKind::Unreachable => Reply::Unreachable,
-                RefusalKind::Wrong | RefusalKind::Busy => Reply::Failed,
+                RefusalKind::Wrong | RefusalKind::Busy | RefusalKind::Missing => Reply::Failed,
             };
             say(&mut stream, reply).await;
         }

@@ -1,12 +1,15 @@
 //! What leaves sandboxes: each connection that a program inside makes to its proxy is taken from the guest and given to the broker.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::policy::Policy;
+use api::exec::ExecSpec;
+use api::policy::{Installed, Policy, Preset};
 use api::{ErrorCode, SandboxId, limits};
 use bytes::Bytes;
-pub use egress::{Broker, Decision, Party};
+pub use egress::gate::upstream::Upstreams;
+pub use egress::{Broker, Decision, Gate, Party, Told};
 use hyper::Method;
 use tokio::sync::{broadcast, watch};
 
@@ -56,16 +59,33 @@ impl Node {
     }
 }
 
+impl Node {
+    /// The packages that a sandbox was given, for as long as it is known here.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub fn packages(&self, id: &SandboxId) -> Result<Vec<Installed>, Error> {
+        self.shared.journal.packages(id)
+    }
+}
+
 impl Shared {
     /// Serves what a sandbox's programs ask of the outside, until it ends.
     pub(crate) async fn attend_egress(self: Arc<Self>, entry: Arc<Entry>, sandbox: Arc<Sandbox>) {
         let (id, project) = (entry.id().clone(), entry.shown().project);
         let tell = {
-            let decisions = self.decisions.clone();
-            // Nobody may be listening.
-            move |decision| {
-                let (sandbox, project) = (id.clone(), project.clone());
-                drop(decisions.send(Decided { sandbox, project, decision }));
+            let shared = Arc::clone(&self);
+            move |told| match told {
+                Told::Decided(decision) => {
+                    let (sandbox, project) = (id.clone(), project.clone());
+                    // Nobody may be listening.
+                    drop(shared.decisions.send(Decided { sandbox, project, decision }));
+                }
+                Told::Installed(installed) => {
+                    if let Err(error) = shared.journal.add_package(&id, &installed) {
+                        tracing::warn!(sandbox = %id, error = crate::error::chain(&error), "a package is not in the lock record");
+                    }
+                }
             }
         };
         let party = Arc::new(Party::new(entry.policy(), Box::new(tell)));
@@ -94,6 +114,32 @@ pub async fn attend(sandbox: &Sandbox, broker: &Arc<Broker>, party: &Arc<Party>)
             Err(_) => tokio::time::sleep(AGAIN).await,
         }
     }
+}
+
+/// Where fetched packages are kept, below a data directory.
+pub fn packages(data: &Path) -> PathBuf {
+    data.join("packages")
+}
+
+/// An exec whose programs look for packages where its policy lets them in, unless it says otherwise.
+#[must_use]
+pub fn pointed(policy: &Policy, mut spec: ExecSpec) -> ExecSpec {
+    for preset in &policy.presets {
+        let variables: &[(&str, &str)] = match preset {
+            Preset::PythonPackages => &[
+                ("PIP_INDEX_URL", "http://packages.belljar/python/simple/"),
+                ("PIP_TRUSTED_HOST", "packages.belljar"),
+                ("UV_DEFAULT_INDEX", "http://packages.belljar/python/simple/"),
+                ("UV_INSECURE_HOST", "packages.belljar"),
+            ],
+            Preset::NodePackages => &[("NPM_CONFIG_REGISTRY", "http://packages.belljar/npm/")],
+            Preset::DebianPackages | Preset::Git => &[],
+        };
+        for (name, value) in variables {
+            spec.env.entry((*name).to_owned()).or_insert_with(|| (*value).to_owned());
+        }
+    }
+    spec
 }
 
 /// A policy that stays as it is.

@@ -244,6 +244,7 @@ impl Call {
     pub async fn exec(&self, id: &ExecId, spec: ExecSpec) -> Result<ExecInfo, Error> {
         let record = self.entry.record();
         let spec = crate::template::apply(&record.env, record.cwd.as_ref(), spec);
+        let spec = crate::egress::pointed(&record.sandbox.policy, spec);
         let info = self.sandbox.launch(id, &spec).await?;
         if let Some(deadline) = spec.deadline_ms {
             let whole = deadline + spec.grace_ms.unwrap_or(limits::GRACE_MS) + crate::driver::OVERDUE_MS;

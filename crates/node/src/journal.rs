@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <data>/node/lock           held by the one server of this data directory
+//! <data>/node/<id>.packages  the packages that it was given, a line of JSON each
 //! <data>/node/<id>.json      a sandbox that was asked for and whose end nobody has taken note of yet
 //! ```
 //!
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use api::SandboxId;
+use api::policy::Installed;
 use api::sandbox::Sandbox;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +28,8 @@ const SPARE_BYTES: usize = 2048;
 /// A process that a server forked just before it was killed has that server's lock until it is the runtime.
 const LOCK_WITHIN: Duration = Duration::from_secs(2);
 const LOCK_EVERY: Duration = Duration::from_millis(20);
+/// What is kept of the packages of one sandbox: some ten thousand.
+const PACKAGES_BYTES_MAX: u64 = 4 << 20;
 /// Records are whole blocks of the file system.
 const BLOCK_BYTES: usize = 4096;
 
@@ -160,11 +164,49 @@ impl Journal {
     /// # Errors
     /// What the file system said.
     pub fn remove(&self, id: &SandboxId) -> Result<(), Error> {
-        let path = self.path(id);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other.map_err(failed("remove", &path)),
+        for path in [self.packages_path(id), self.path(id)] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other.map_err(failed("remove", &path))?,
+            }
         }
+        Ok(())
+    }
+
+    /// Writes down that a sandbox was given a package.
+    ///
+    /// # Errors
+    /// What the file system said, or there are as many as are kept.
+    pub fn add_package(&self, id: &SandboxId, installed: &Installed) -> Result<(), Error> {
+        let path = self.packages_path(id);
+        let mut line =
+            serde_json::to_vec(installed).map_err(io::Error::from).map_err(failed("write", &path))?;
+        line.push(b'\n');
+        let mut options = OpenOptions::new();
+        let mut file =
+            options.append(true).create(true).mode(0o600).open(&path).map_err(failed("open", &path))?;
+        if file.metadata().map_err(failed("look at", &path))?.len() > PACKAGES_BYTES_MAX {
+            return Err(failed("write", &path)(io::ErrorKind::FileTooLarge.into()));
+        }
+        file.write_all(&line).map_err(failed("write", &path))
+    }
+
+    /// The packages that a sandbox was given.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub fn packages(&self, id: &SandboxId) -> Result<Vec<Installed>, Error> {
+        let path = self.packages_path(id);
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(failed("read", &path))?,
+        };
+        // A line that a killed server left half-written is none.
+        Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+    }
+
+    fn packages_path(&self, id: &SandboxId) -> PathBuf {
+        self.directory.join(format!("{id}.packages"))
     }
 
     fn path(&self, id: &SandboxId) -> PathBuf {

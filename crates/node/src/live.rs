@@ -10,7 +10,7 @@ use api::SandboxId;
 use api::limits::Limits;
 use api::sandbox::{CreateSandbox, EndReason, Sandbox as Shown, SandboxEvent, SandboxState, Tier, Usage};
 use api::server::NodeStatus;
-use egress::Broker;
+use egress::{Broker, Gate};
 use runtime::{Profile, Runtime, Spec};
 use tokio::sync::{Semaphore, broadcast, mpsc};
 
@@ -89,6 +89,7 @@ impl Node {
         machine: &Machine,
         runtimes: Vec<Arc<dyn Runtime>>,
         bounds: Bounds,
+        gate: Gate,
     ) -> Result<Self, Error> {
         let boot =
             clock::boot_id().map_err(|source| Error::System { act: "read the boot id".into(), source })?;
@@ -105,7 +106,7 @@ impl Node {
             draining: AtomicBool::new(false),
             entries: Mutex::default(),
             events: broadcast::Sender::new(EVENTS),
-            broker: Arc::new(Broker::new()),
+            broker: Arc::new(Broker::new(gate)),
             decisions: broadcast::Sender::new(DECISIONS),
             boot,
         });
@@ -294,8 +295,13 @@ impl Node {
     pub async fn tidy(&self) -> Result<(), Error> {
         self.shared.keeper.tidy().await?;
         self.shared.datasets.tidy().await?;
-        let data = self.shared.data.clone();
-        tokio::task::spawn_blocking(move || template::tidy(&data))
+        let (data, broker) = (self.shared.data.clone(), Arc::clone(&self.shared.broker));
+        let tidied = move || {
+            let packages = broker.gate().map_or(Ok(()), Gate::tidy);
+            packages.map_err(|source| Error::System { act: "remove old packages".into(), source })?;
+            template::tidy(&data)
+        };
+        tokio::task::spawn_blocking(tidied)
             .await
             .map_err(|source| Error::System { act: "remove layers".into(), source: source.into() })?
     }

@@ -51,7 +51,7 @@ impl Place {
 
     async fn node_with(&self, bounds: Bounds) -> Node {
         let runtime: Arc<dyn Runtime> = Arc::new(self.sim.clone());
-        Node::open(&self.machine, vec![runtime], bounds).await.unwrap()
+        Node::open(&self.machine, vec![runtime], bounds, gate(self.machine.data())).await.unwrap()
     }
 
     /// Kills the server: what it was doing stops half-way, its connections are cut, and its lock is nobody's. Its tasks
@@ -61,6 +61,11 @@ impl Place {
         drop(node);
         std::fs::remove_file(self.machine.data().join("node/lock")).unwrap();
     }
+}
+
+/// Nothing is fetched here.
+fn gate(data: &std::path::Path) -> node::egress::Gate {
+    node::egress::Gate::new(&node::egress::packages(data), node::egress::Upstreams::default())
 }
 
 fn order() -> Order {

@@ -1,4 +1,4 @@
-//! Sandboxes: create, list, look, stop, lease, policy, usage, events.
+//! Sandboxes: create, list, look, stop, lease, policy, packages, usage, events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use api::Error;
 use api::account::Role;
-use api::policy::Policy;
+use api::policy::{Installed, Policy};
 use api::sandbox::{CreateSandbox, Lease, Sandbox, SandboxEvent, Usage};
 use api::server::{HEARTBEAT_MS, PAGE, PAGE_MAX, Page};
 use axum::Json;
@@ -139,6 +139,17 @@ pub async fn policy(
     // The node keeps it; the store shows it later if it cannot take it now.
     let _ = platform.store.moved(&shown).await;
     Ok(Json(shown))
+}
+
+/// The packages that a sandbox was given, in order: its lock record, for as long as its machine knows it.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/packages", params(("sandbox" = String, Path)), security(("key" = [])), responses((status = 200, body = Vec<Installed>), (status = "default", body = Error)))]
+pub async fn packages(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+) -> Answer<Json<Vec<Installed>>> {
+    let sandbox = platform.sandbox(&caller, &named).await?;
+    Ok(Json(platform.node.packages(&sandbox.id)?))
 }
 
 /// What a sandbox uses now. Looking does not keep it from being idle.

@@ -1,0 +1,412 @@
+//! The package gate: Python, npm and Debian packages, from where this machine gets its own, kept here once they were fetched.
+//!
+//! Inside it is a host like any other, `packages.belljar`, that no name server knows: the broker hands what is for it to this. The gate
+//! dials the upstream itself, so a sandbox needs no way to the internet, and upstream may be a mirror in a private network.
+//!
+//! ```text
+//! /python/simple/NAME/       the files of NAME that the policy lets in, with their hashes       ◀─ index, parsed and written anew
+//! /python/files/NAME/FILE    one of them                                                         ◀─ kept by its hash
+//! /npm/NAME                  the versions of NAME, likewise                                      ◀─ registry, likewise
+//! /npm/NAME/-/FILE           one of them                                                         ◀─ kept by its hash
+//! /debian/…                  the archive; apt compares hashes and signatures by itself           ◀─ kept by its path where that is for good
+//! /debian-security/…         likewise
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | `python`, `npm`, `debian` | what each kind of index says, and what of it is let in |
+//! | `store` | files that were fetched, by their key |
+//! | [`upstream`] | where this machine gets its packages |
+//! | `carry` | one file on its way in: kept, hashed, metered |
+//!
+//! Invariants: nothing is kept that is not what its index says; what a sandbox can name is looked up in the index, and never dialled as it
+//! is; sandboxes share what was fetched, and can write none of it.
+
+mod carry;
+mod debian;
+mod npm;
+mod python;
+mod store;
+pub mod upstream;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use api::policy::{Policy, Preset};
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::http::{Body, full};
+use crate::party::Party;
+use crate::{Refusal, RefusalKind};
+use store::Store;
+use upstream::Upstreams;
+
+/// The host under which programs inside find it.
+pub const HOST: &str = "packages.belljar";
+/// An index of one package is shorter.
+const INDEX_BYTES_MAX: usize = 128 << 20;
+/// What an index said is believed for so long.
+const INDEX_FRESH: Duration = Duration::from_secs(60);
+/// Indexes that are remembered.
+const INDEXES_MAX: usize = 256;
+/// An upstream answers within this, and is not silent for longer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+
+/// The gate.
+pub struct Gate {
+    upstreams: Upstreams,
+    store: Arc<Store>,
+    http: OnceLock<Option<reqwest::Client>>,
+    indexes: Mutex<HashMap<String, (Instant, Arc<Index>)>>,
+}
+
+/// What an index says of one package.
+struct Index {
+    files: Vec<Entry>,
+    /// The rest of what it said, for kinds that pass it on.
+    rest: serde_json::Value,
+}
+
+/// One file of a package.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    /// Its name, in letters that need no escaping.
+    name: String,
+    version: String,
+    /// Where upstream has it.
+    url: String,
+    hash: Hash,
+    /// When it was published, as `2026-11-15T17:00:00…Z`; unknown is too young for every minimum age.
+    published: Option<String>,
+    /// What an index says besides, for who installs it.
+    requires: Option<String>,
+    yanked: bool,
+}
+
+/// What a file must have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Hash {
+    /// The SHA-256, in hexadecimal digits.
+    Sha256(String),
+    /// The SHA-512, in base64.
+    Sha512(String),
+    /// Whoever installs it compares it.
+    Unknown,
+}
+
+/// A request, understood.
+struct Wanted<'a> {
+    kind: Preset,
+    package: String,
+    rest: &'a str,
+}
+
+impl Gate {
+    /// A gate that keeps what it fetched below this directory.
+    pub fn new(directory: &Path, upstreams: Upstreams) -> Self {
+        Self {
+            upstreams,
+            store: Arc::new(Store::new(directory)),
+            http: OnceLock::new(),
+            indexes: Mutex::default(),
+        }
+    }
+
+    /// Removes what was not asked for in the longest time, as far as there is too much.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub fn tidy(&self) -> std::io::Result<()> {
+        self.store.tidy()
+    }
+
+    /// Answers a request for [`HOST`].
+    pub(crate) async fn answer(&self, request: &Request<Incoming>, party: &Arc<Party>) -> Response<Body> {
+        let path = request.uri().path();
+        let policy = party.policy();
+        let decided = party
+            .pace()
+            .and_then(|()| understand(request.method(), path))
+            .and_then(|wanted| allow(&policy.borrow(), &wanted).map(|()| wanted));
+        let wanted = match decided {
+            Ok(wanted) => wanted,
+            Err(refusal) => {
+                if refusal.kind != RefusalKind::Busy {
+                    party.tell_package(path, Err(&refusal.why));
+                }
+                return refusal.response();
+            }
+        };
+        party.tell_package(path, Ok(wanted.kind.name()));
+        let answered = match wanted.kind {
+            Preset::PythonPackages => self.python(&wanted, party, policy).await,
+            Preset::NodePackages => self.npm(&wanted, party, policy).await,
+            Preset::DebianPackages => self.debian(&wanted, request, party, policy).await,
+            Preset::Git => Err(nothing(path)),
+        };
+        answered.unwrap_or_else(Refusal::response)
+    }
+
+    /// What the index says of a package, which may be a minute old.
+    async fn index(
+        &self,
+        key: &str,
+        url: &str,
+        accept: &'static str,
+        parse: impl FnOnce(&str, &str, &[u8]) -> Option<Index>,
+    ) -> Result<Arc<Index>, Refusal> {
+        let known = |indexes: &HashMap<String, (Instant, Arc<Index>)>| {
+            indexes
+                .get(key)
+                .filter(|(since, _)| since.elapsed() < INDEX_FRESH)
+                .map(|(_, index)| Arc::clone(index))
+        };
+        if let Some(index) = known(&self.indexes.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(index);
+        }
+        let mut response = self.fetch(url, &[("accept", accept)]).await?;
+        let kind = response
+            .headers()
+            .get("content-type")
+            .and_then(|kind| kind.to_str().ok())
+            .unwrap_or("")
+            .to_owned();
+        let at = response.url().to_string();
+        let mut body = Vec::new();
+        while let Some(piece) = response.chunk().await.map_err(|error| upstream_failed(&error))? {
+            if body.len() + piece.len() > INDEX_BYTES_MAX {
+                return Err(Refusal::unreachable(format!("the index of {key} is too long")));
+            }
+            body.extend_from_slice(&piece);
+        }
+        let index = parse(&kind, &at, &body)
+            .map(Arc::new)
+            .ok_or_else(|| Refusal::unreachable(format!("the index of {key} cannot be understood")))?;
+        let mut indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
+        if indexes.len() >= INDEXES_MAX {
+            indexes.clear();
+        }
+        indexes.insert(key.to_owned(), (Instant::now(), Arc::clone(&index)));
+        Ok(index)
+    }
+
+    /// Asks an upstream.
+    async fn fetch(&self, url: &str, headers: &[(&str, &str)]) -> Result<reqwest::Response, Refusal> {
+        let http = self.http.get_or_init(upstream::client).as_ref();
+        let http =
+            http.ok_or_else(|| Refusal::unreachable("this machine has no certificates to trust".into()))?;
+        let mut request = http.get(self.upstreams.with_login(url));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = match tokio::time::timeout(ANSWER_WITHIN, request.send()).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return Err(upstream_failed(&error)),
+            Err(_) => return Err(Refusal::unreachable("the package index does not answer".into())),
+        };
+        match response.status().as_u16() {
+            200 | 304 => Ok(response),
+            404 | 410 => {
+                Err(Refusal { kind: RefusalKind::Missing, why: "the package index does not have it".into() })
+            }
+            status => Err(Refusal::unreachable(format!("the package index answered {status}"))),
+        }
+    }
+}
+
+/// What is asked for, if it is something.
+fn understand<'a>(method: &Method, path: &'a str) -> Result<Wanted<'a>, Refusal> {
+    if method != Method::GET && method != Method::HEAD {
+        return Err(Refusal {
+            kind: RefusalKind::Denied,
+            why: format!("{HOST} can be read and not written to"),
+        });
+    }
+    let (kind, rest) = [
+        ("/python/", Preset::PythonPackages),
+        ("/npm/", Preset::NodePackages),
+        ("/debian", Preset::DebianPackages),
+    ]
+    .into_iter()
+    .find_map(|(prefix, kind)| Some((kind, path.strip_prefix(prefix)?)))
+    .ok_or_else(|| nothing(path))?;
+    let package = match kind {
+        Preset::PythonPackages => python::package(rest),
+        Preset::NodePackages => npm::package(rest),
+        Preset::DebianPackages => debian::package(rest),
+        Preset::Git => None,
+    };
+    Ok(Wanted { kind, package: package.ok_or_else(|| nothing(path))?, rest })
+}
+
+/// Whether a policy lets it in.
+fn allow(policy: &Policy, wanted: &Wanted<'_>) -> Result<(), Refusal> {
+    let denied = |why: String| Err(Refusal { kind: RefusalKind::Denied, why });
+    if !policy.presets.contains(&wanted.kind) && !policy.open {
+        return denied(format!("this sandbox may have no {}", wanted.kind.name()));
+    }
+    let only = policy.packages.only(wanted.kind);
+    let listed = |names: &Vec<String>| names.iter().any(|name| same_name(wanted.kind, name, &wanted.package));
+    match only {
+        // What belongs to no package is the archive's own index.
+        Some(names) if !wanted.package.is_empty() && !listed(names) => denied(format!(
+            "{} is not among the {} that this sandbox may have",
+            wanted.package,
+            wanted.kind.name()
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn same_name(kind: Preset, listed: &str, asked: &str) -> bool {
+    match kind {
+        Preset::PythonPackages => python::normal(listed) == asked,
+        Preset::NodePackages | Preset::DebianPackages | Preset::Git => listed == asked,
+    }
+}
+
+/// Whether a file is old enough to be let in.
+fn is_old_enough(published: Option<&str>, minimum_age_ms: u64) -> bool {
+    if minimum_age_ms == 0 {
+        return true;
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let cutoff = written(now.saturating_sub(Duration::from_millis(minimum_age_ms)).as_secs());
+    // All of them are written in one way and one time zone, so that the letters compare as the times do.
+    published.is_some_and(|published| {
+        published.ends_with('Z') && published.get(..cutoff.len()).is_some_and(|at| at <= cutoff.as_str())
+    })
+}
+
+/// A time as indexes write it, to the second.
+fn written(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Days into years by eras of 400 years that begin in March, after Howard Hinnant.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
+}
+
+/// Whether a name can stand in an address as it is.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 255
+        && !name.starts_with('.')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._+!~-".contains(&byte))
+}
+
+fn nothing(path: &str) -> Refusal {
+    let shown = crate::decide::shortened(path);
+    Refusal { kind: RefusalKind::Missing, why: format!("there is nothing at {shown} of {HOST}") }
+}
+
+fn too_young(wanted: &Wanted<'_>, file: &str) -> Refusal {
+    let why =
+        format!("{file} of {} is younger than this sandbox may have, or its age is unknown", wanted.package);
+    Refusal { kind: RefusalKind::Denied, why }
+}
+
+/// What went wrong with an upstream, without its address: that may have a password in it.
+fn upstream_failed(error: &reqwest::Error) -> Refusal {
+    tracing::warn!(error = cause(error), "the package index failed");
+    let what = if error.is_timeout() { "does not answer in time" } else { "cannot be reached" };
+    Refusal::unreachable(format!("the package index of this machine {what}"))
+}
+
+/// What is at the bottom of an error: that names no address.
+fn cause(error: &reqwest::Error) -> String {
+    let mut cause = std::error::Error::source(error);
+    while let Some(deeper) = cause.and_then(std::error::Error::source) {
+        cause = Some(deeper);
+    }
+    cause.map_or_else(|| "no answer".into(), ToString::to_string)
+}
+
+fn document(kind: &'static str, bytes: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(full(bytes));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+/// Who is given a file, under which policy.
+struct Recipient<'a> {
+    party: &'a Arc<Party>,
+    policy: watch::Receiver<Policy>,
+    kind: Preset,
+    package: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_indexes_write_them() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00"),
+            (951_782_400, "2000-02-29T00:00:00"),
+            (1_794_762_666, "2026-11-15T17:11:06"),
+            (4_107_542_399, "2100-02-28T23:59:59"),
+        ] {
+            assert_eq!(written(seconds), text);
+        }
+        let week = 7 * 86_400_000;
+        assert!(is_old_enough(Some("2017-05-08T10:10:00.853913Z"), week));
+        for young in [Some("2999-01-01T00:00:00Z"), Some("2017-05-08T10:10:00+02:00"), Some("2017"), None] {
+            assert!(!is_old_enough(young, week), "{young:?}");
+            assert!(is_old_enough(young, 0));
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_is_one_package_of_one_kind() {
+        let asked = |path| understand(&Method::GET, path).map(|wanted| (wanted.kind, wanted.package)).ok();
+        let (python, npm, debian) = (Preset::PythonPackages, Preset::NodePackages, Preset::DebianPackages);
+        for (path, kind, package) in [
+            ("/python/simple/Foo_Bar/", python, "foo-bar"),
+            ("/python/files/cowsay/cowsay-1.0.tar.gz", python, "cowsay"),
+            ("/npm/left-pad", npm, "left-pad"),
+            ("/npm/@types%2fnode", npm, "@types/node"),
+            ("/npm/@types/node", npm, "@types/node"),
+            ("/npm/@types/node/-/node-1.0.0.tgz", npm, "@types/node"),
+            ("/debian/dists/bookworm/InRelease", debian, ""),
+            ("/debian/pool/main/c/curl/curl_7.88.1-10_amd64.deb", debian, "curl"),
+            ("/debian-security/pool/updates/main/o/x/x_1_all.deb", debian, "x"),
+        ] {
+            assert_eq!(asked(path), Some((kind, package.to_owned())), "{path}");
+        }
+        for path in [
+            "/",
+            "/python/",
+            "/python/simple/",
+            "/python/simple/../x/",
+            "/python/simple/a/b",
+            "/python/files/a/../../x",
+            "/npm/",
+            "/npm/-/all",
+            "/npm/a/b/c",
+            "/npm/%2e%2e/x",
+            "/debian/../x",
+            "/debian/%2e%2e/x",
+            "/debianx/y",
+            "/debian/a//b",
+            "/other/x",
+        ] {
+            assert_eq!(asked(path), None, "{path}");
+        }
+        assert!(understand(&Method::PUT, "/npm/left-pad").is_err());
+    }
+}

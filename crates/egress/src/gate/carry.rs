@@ -1,0 +1,245 @@
+//! One file on its way into a sandbox: from here or from upstream, hashed, metered, and kept if it is what its index says.
+
+use std::io;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use api::policy::Installed;
+use base64::Engine as _;
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt as _;
+use http_body_util::channel::{Channel, Sender};
+use hyper::Response;
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use sha2::{Digest, Sha256, Sha512};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::store::{Part, Store};
+use super::{ANSWER_WITHIN, Entry, Gate, Hash, Recipient, Wanted, allow};
+use crate::Refusal;
+use crate::http::Body;
+
+/// What is read from a file at once.
+const PIECE_BYTES: usize = 256 << 10;
+/// Pieces waiting for a sandbox that does not take them.
+const PIECES_WAITING: usize = 2;
+/// No package is larger.
+const FILE_BYTES_MAX: u64 = 8 << 30;
+
+/// The hash of what has passed.
+enum Hasher {
+    Sha256(Sha256),
+    Sha512(Sha512),
+}
+
+/// Why nothing more is carried.
+struct Cut;
+
+/// The sandbox's end.
+struct Way {
+    to: Sender<Bytes, io::Error>,
+    party: Arc<crate::Party>,
+    policy: tokio::sync::watch::Receiver<api::policy::Policy>,
+    kind: api::policy::Preset,
+    package: String,
+}
+
+impl Gate {
+    /// Gives a file to a sandbox.
+    pub(super) async fn give(&self, entry: &Entry, to: Recipient<'_>) -> Result<Response<Body>, Refusal> {
+        let key = Store::key(&match &entry.hash {
+            Hash::Sha256(digits) => format!("sha256 {digits}"),
+            Hash::Sha512(text) => format!("sha512 {text}"),
+            Hash::Unknown => format!("url {}", entry.url),
+        });
+        if let Some((file, size)) = self.store.open(&key).await {
+            let (way, response) = Way::open(to, Some(size));
+            let (store, entry) = (Arc::clone(&self.store), entry.clone());
+            tokio::spawn(async move {
+                if way.carry_kept(file, &entry).await.is_err() {
+                    store.forget(&key).await;
+                }
+            });
+            return Ok(response);
+        }
+        let answer = self.fetch(&entry.url, &[]).await?;
+        if answer.content_length().is_some_and(|length| length > FILE_BYTES_MAX) {
+            return Err(Refusal::unreachable(format!("{} is too large", entry.name)));
+        }
+        let part = self.store.begin(&key).await;
+        let (way, response) = Way::open(to, answer.content_length());
+        let (store, entry) = (Arc::clone(&self.store), entry.clone());
+        tokio::spawn(async move {
+            if let Ok(Some((part, bytes))) = way.carry_fetched(answer, part, &entry).await {
+                store.keep(part, bytes).await;
+            }
+        });
+        Ok(response)
+    }
+
+    /// Passes an answer on as it comes.
+    pub(super) fn pass(&self, answer: reqwest::Response, to: Recipient<'_>) -> Response<Body> {
+        let (mut way, response) = Way::open(to, answer.content_length());
+        let mut answer = answer;
+        tokio::spawn(async move {
+            loop {
+                match tokio::time::timeout(ANSWER_WITHIN, answer.chunk()).await {
+                    Ok(Ok(Some(piece))) => {
+                        if way.send(piece).await.is_err() {
+                            return way.cut();
+                        }
+                    }
+                    Ok(Ok(None)) => return,
+                    Ok(Err(_)) | Err(_) => return way.cut(),
+                }
+            }
+        });
+        response
+    }
+}
+
+impl Way {
+    fn open(to: Recipient<'_>, length: Option<u64>) -> (Self, Response<Body>) {
+        let (sender, body) = Channel::new(PIECES_WAITING);
+        let mut response = Response::new(body.map_err(Into::into).boxed_unsync());
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+        if let Some(length) = length {
+            response.headers_mut().insert(CONTENT_LENGTH, length.into());
+        }
+        let Recipient { party, policy, kind, package } = to;
+        (Self { to: sender, party: Arc::clone(party), policy, kind, package }, response)
+    }
+
+    /// Carries a file that is here, and says whether it still is what it should be.
+    async fn carry_kept(mut self, mut file: tokio::fs::File, entry: &Entry) -> Result<(), Cut> {
+        let mut hasher = Hasher::of(&entry.hash);
+        loop {
+            let mut piece = BytesMut::with_capacity(PIECE_BYTES);
+            match file.read_buf(&mut piece).await {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(_) => {
+                    self.cut();
+                    return Err(Cut);
+                }
+            }
+            hasher.update(&piece);
+            if self.send(piece.freeze()).await.is_err() {
+                self.cut();
+                // Whoever asked is gone; the file is as good as before.
+                return Ok(());
+            }
+        }
+        let Some(hash) = hasher.compared(&entry.hash) else {
+            self.cut();
+            return Err(Cut);
+        };
+        self.installed(entry, hash, true);
+        Ok(())
+    }
+
+    /// Carries what comes from upstream, and gives back what is to be kept of it.
+    async fn carry_fetched(
+        mut self,
+        mut answer: reqwest::Response,
+        mut part: Option<Part>,
+        entry: &Entry,
+    ) -> Result<Option<(Part, u64)>, Cut> {
+        let (mut hasher, mut bytes, mut heard) = (Hasher::of(&entry.hash), 0, true);
+        let expected = answer.content_length();
+        loop {
+            let piece = match tokio::time::timeout(ANSWER_WITHIN, answer.chunk()).await {
+                Ok(Ok(Some(piece))) => piece,
+                Ok(Ok(None)) => break,
+                Ok(Err(_)) | Err(_) => return self.fail(),
+            };
+            bytes += piece.len() as u64;
+            if bytes > FILE_BYTES_MAX {
+                return self.fail();
+            }
+            hasher.update(&piece);
+            if let Some(open) = &mut part
+                && open.file.write_all(&piece).await.is_err()
+            {
+                part = None;
+            }
+            // Whoever leaves early must not keep others from what is nearly here; the rest is fetched if it is kept.
+            heard = heard && self.send(piece).await.is_ok();
+            if !heard && part.is_none() {
+                return self.fail();
+            }
+        }
+        let hash = hasher.compared(&entry.hash).filter(|_| expected.is_none_or(|expected| expected == bytes));
+        let Some(hash) = hash else {
+            tracing::warn!(file = entry.name, "the package index gave other bytes than it says");
+            return self.fail();
+        };
+        if heard {
+            self.installed(entry, hash, false);
+        } else {
+            self.cut();
+        }
+        Ok(part.map(|part| (part, bytes)))
+    }
+
+    /// Sends a piece, as fast as the policy allows, for as long as it does.
+    async fn send(&mut self, piece: Bytes) -> Result<(), Cut> {
+        let wait = {
+            let policy = self.policy.borrow_and_update();
+            let wanted = Wanted { kind: self.kind, package: self.package.clone(), rest: "" };
+            allow(&policy, &wanted).map_err(|_| Cut)?;
+            self.party.carried(piece.len(), &policy).ok_or(Cut)?
+        };
+        tokio::time::sleep(wait).await;
+        self.to.send_data(piece).await.map_err(|_| Cut)
+    }
+
+    fn installed(&self, entry: &Entry, hash: String, cached: bool) {
+        // What belongs to no package is an index.
+        if !self.package.is_empty() {
+            let (kind, package, file) = (self.kind, self.package.clone(), entry.name.clone());
+            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let at_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+            self.party.tell_installed(Installed { kind, package, file, hash, cached, at_ms });
+        }
+    }
+
+    /// Without an end, so that nobody takes what came for all there is.
+    fn cut(self) {
+        self.to.abort(io::ErrorKind::ConnectionReset.into());
+    }
+
+    fn fail<T>(self) -> Result<T, Cut> {
+        self.cut();
+        Err(Cut)
+    }
+}
+
+impl Hasher {
+    fn of(hash: &Hash) -> Self {
+        match hash {
+            Hash::Sha256(_) | Hash::Unknown => Self::Sha256(Sha256::new()),
+            Hash::Sha512(_) => Self::Sha512(Sha512::new()),
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Sha256(hasher) => hasher.update(bytes),
+            Self::Sha512(hasher) => hasher.update(bytes),
+        }
+    }
+
+    /// The hash as text, unless another was expected.
+    fn compared(self, expected: &Hash) -> Option<String> {
+        let made = match self {
+            Self::Sha256(hasher) => hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
+            Self::Sha512(hasher) => base64::prelude::BASE64_STANDARD.encode(hasher.finalize()),
+        };
+        match expected {
+            Hash::Sha256(digits) => (*digits == made).then(|| format!("sha256:{made}")),
+            Hash::Sha512(text) => (*text == made).then(|| format!("sha512-{made}")),
+            Hash::Unknown => Some(format!("sha256:{made}")),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Where this machine gets its packages: what its own pip, npm and apt are configured for, unless the operator says otherwise.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::Url;
+use rustls_platform_verifier::BuilderVerifierExt as _;
+
+/// No host takes longer to take a connection.
+const DIAL_WITHIN: Duration = Duration::from_secs(10);
+
+/// The addresses. They may have a user and a password in them, and are never shown inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upstreams {
+    /// Python's index: the address of its simple API.
+    pub python: String,
+    /// npm's registry.
+    pub node: String,
+    /// Debian's archive.
+    pub debian: String,
+    /// Its security updates.
+    pub debian_security: String,
+}
+
+impl Default for Upstreams {
+    /// The public ones.
+    fn default() -> Self {
+        Self {
+            python: "https://pypi.org/simple".into(),
+            node: "https://registry.npmjs.org".into(),
+            debian: "http://deb.debian.org/debian".into(),
+            debian_security: "http://deb.debian.org/debian-security".into(),
+        }
+    }
+}
+
+impl Upstreams {
+    /// What this machine is configured for, and the public ones where it is not.
+    pub fn of_this_machine() -> Self {
+        let public = Self::default();
+        let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+        let read = |paths: &[PathBuf]| -> Vec<String> {
+            paths.iter().filter_map(|path| std::fs::read_to_string(path).ok()).collect()
+        };
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| is_web(value));
+        let pip =
+            read(&[home.join(".config/pip/pip.conf"), home.join(".pip/pip.conf"), "/etc/pip.conf".into()]);
+        let npm = read(&[home.join(".npmrc"), "/etc/npmrc".into()]);
+        let (debian, debian_security) = archives(&sources(Path::new("/etc/apt")));
+        Self {
+            python: variable("PIP_INDEX_URL")
+                .or_else(|| pip.iter().find_map(|text| setting(text, "index-url")))
+                .unwrap_or(public.python),
+            node: variable("NPM_CONFIG_REGISTRY")
+                .or_else(|| npm.iter().find_map(|text| setting(text, "registry")))
+                .unwrap_or(public.node),
+            debian: debian.unwrap_or(public.debian),
+            debian_security: debian_security.unwrap_or(public.debian_security),
+        }
+    }
+}
+
+impl Upstreams {
+    /// An address, with the user and the password that this machine has for its host: an index names its files without them.
+    pub(super) fn with_login(&self, address: &str) -> String {
+        let Ok(mut url) = Url::parse(address) else { return address.to_owned() };
+        let known = [&self.python, &self.node, &self.debian, &self.debian_security];
+        let same = known.into_iter().filter_map(|one| Url::parse(one).ok()).find(|one| {
+            !one.username().is_empty() && one.origin() == url.origin() && url.username().is_empty()
+        });
+        if let Some(login) = same {
+            let _ = url.set_username(login.username());
+            let _ = url.set_password(login.password());
+        }
+        url.into()
+    }
+}
+
+/// A client for them, with the certificates and the proxy of this machine.
+pub(super) fn client() -> Option<reqwest::Client> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config =
+        rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().ok()?;
+    let config = config.with_platform_verifier().ok()?.with_no_client_auth();
+    reqwest::Client::builder().tls_backend_preconfigured(config).connect_timeout(DIAL_WITHIN).build().ok()
+}
+
+fn is_web(address: &str) -> bool {
+    address.starts_with("https://") || address.starts_with("http://")
+}
+
+/// The value of a line `name = value`.
+fn setting(text: &str, name: &str) -> Option<String> {
+    let lines = text.lines().filter_map(|line| line.split_once('='));
+    let mut values =
+        lines.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().trim_matches('"'));
+    values.find(|value| is_web(value)).map(str::to_owned)
+}
+
+/// All that apt is told about sources.
+fn sources(apt: &Path) -> String {
+    let parts = std::fs::read_dir(apt.join("sources.list.d"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    let known = |path: &PathBuf| path.extension().is_some_and(|end| end == "sources" || end == "list");
+    let mut paths: Vec<PathBuf> = parts.filter(known).collect();
+    paths.sort();
+    paths.insert(0, apt.join("sources.list"));
+    paths.iter().filter_map(|path| std::fs::read_to_string(path).ok()).map(|text| text + "\n\n").collect()
+}
+
+/// The archive and its security updates, out of both forms in which apt is told.
+fn archives(text: &str) -> (Option<String>, Option<String>) {
+    let (mut archive, mut security) = (None, None);
+    for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
+        let one_line = line.starts_with("deb ");
+        if !one_line && !line.starts_with("URIs:") {
+            continue;
+        }
+        for address in line.split_whitespace().filter(|word| is_web(word)) {
+            let address = address.trim_end_matches('/');
+            if address.ends_with("debian-security") {
+                security = security.or_else(|| Some(address.to_owned()));
+            } else if address.ends_with("/debian") {
+                archive = archive.or_else(|| Some(address.to_owned()));
+            }
+        }
+    }
+    (archive, security)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_pip_npm_and_apt_are_told_is_understood() {
+        assert_eq!(
+            setting("[global]\nindex-url = https://m.example/simple\n", "index-url").unwrap(),
+            "https://m.example/simple"
+        );
+        assert_eq!(
+            setting("registry=https://m.example/npm/\nfund=false", "registry").unwrap(),
+            "https://m.example/npm/"
+        );
+        let own = Upstreams { python: "https://u:p@m.example/simple".into(), ..Upstreams::default() };
+        assert_eq!(own.with_login("https://m.example/files/x"), "https://u:p@m.example/files/x");
+        for other in ["https://n.example/files/x", "http://m.example/files/x", "https://m.example:444/x"] {
+            assert_eq!(own.with_login(other), other);
+        }
+        assert_eq!(setting("index-url = file:///etc", "index-url"), None);
+        let text = "# deb http://old.example/debian x main\ndeb [signed-by=/k] http://a.example/debian bookworm main\nTypes: deb\nURIs: http://b.example/debian-security/\nSuites: x";
+        assert_eq!(
+            archives(text),
+            (Some("http://a.example/debian".into()), Some("http://b.example/debian-security".into()))
+        );
+    }
+}

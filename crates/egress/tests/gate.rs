@@ -1,0 +1,194 @@
+//! The gate, asked as a program inside would ask it, with an upstream that does as it is told.
+
+// A test fails by panicking, and says what it saw.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+use std::collections::HashMap;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use api::policy::Policy;
+use egress::gate::upstream::Upstreams;
+use egress::{Broker, Gate, Party, Told};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::watch;
+
+/// The SHA-256 of `good`.
+const GOOD: &str = "770e607624d689265ca6c44884d0807d9b054d23c473c106c72be9de08b7376c";
+/// Larger than what is on its way at once.
+const LARGE: usize = 4 << 20;
+
+/// An index and a gate in front of it.
+struct Place {
+    broker: Arc<Broker>,
+    party: Arc<Party>,
+    policy: watch::Sender<Policy>,
+    told: Arc<Mutex<Vec<Told>>>,
+    asked: Arc<AtomicU32>,
+    directory: std::path::PathBuf,
+}
+
+impl Place {
+    fn new(name: &str, words: &[&str]) -> Self {
+        let asked = Arc::<AtomicU32>::default();
+        let address = upstream(Arc::clone(&asked));
+        let directory = std::env::temp_dir().join(format!("belljar-gate-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        // A password in an address is the machine's own.
+        let python = format!("http://user:hidden@{address}/simple");
+        let gate = Gate::new(&directory, Upstreams { python, ..Upstreams::default() });
+        let (policy, seen) = watch::channel(Policy::of_words(words).unwrap());
+        let told = Arc::<Mutex<Vec<Told>>>::default();
+        let heard = Arc::clone(&told);
+        let party = Arc::new(Party::new(seen, Box::new(move |one| heard.lock().unwrap().push(one))));
+        Self { broker: Arc::new(Broker::new(gate)), party, policy, told, asked, directory }
+    }
+
+    /// What a program inside is answered: the status, and all that came.
+    async fn get(&self, path: &str) -> (u16, Vec<u8>) {
+        let (mut near, far) = tokio::io::duplex(64 << 10);
+        tokio::spawn(Arc::clone(&self.broker).serve(far, Arc::clone(&self.party)));
+        let request =
+            format!("GET http://packages.belljar{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        near.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(Duration::from_secs(20), near.read_to_end(&mut answer)).await.unwrap();
+        let end = answer.windows(4).position(|four| four == b"\r\n\r\n").map_or(answer.len(), |at| at + 4);
+        let head = String::from_utf8_lossy(&answer[..end]).into_owned();
+        let status = head.get(9..12).and_then(|text| text.parse().ok()).unwrap_or(0);
+        (status, answer.split_off(end))
+    }
+
+    /// What was let in: the file, and whether it was here.
+    fn installed(&self) -> Vec<(String, bool)> {
+        let told = self.told.lock().unwrap();
+        told.iter()
+            .filter_map(|one| match one {
+                Told::Installed(one) => Some((one.file.clone(), one.cached)),
+                Told::Decided(_) => None,
+            })
+            .collect()
+    }
+
+    fn kept(&self) -> usize {
+        std::fs::read_dir(self.directory.join("files")).map_or(0, Iterator::count)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// An index with one package, of which one file is what it says, one is not, one is large and slow, and one has just been published.
+fn upstream(asked: Arc<AtomicU32>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let large = LARGE;
+    let index = format!(
+        "<a href=\"/files/good-1.tar.gz#sha256={GOOD}\" data-upload-time=\"2020-01-01T00:00:00Z\">good-1.tar.gz</a>\
+         <a href=\"/files/bad-1.tar.gz#sha256={GOOD}\" data-upload-time=\"2020-01-01T00:00:00Z\">bad-1.tar.gz</a>\
+         <a href=\"/files/large-1.tar.gz#sha256={GOOD}\" data-upload-time=\"2020-01-01T00:00:00Z\">large-1.tar.gz</a>\
+         <a href=\"/files/new-1.tar.gz#sha256={GOOD}\" data-upload-time=\"2999-01-01T00:00:00Z\">new-1.tar.gz</a>"
+    );
+    std::thread::spawn(move || {
+        let pages = HashMap::from([
+            ("/simple/demo/".to_owned(), index.into_bytes()),
+            ("/files/good-1.tar.gz".to_owned(), b"good".to_vec()),
+            ("/files/bad-1.tar.gz".to_owned(), b"evil".to_vec()),
+            ("/files/new-1.tar.gz".to_owned(), b"good".to_vec()),
+            ("/files/large-1.tar.gz".to_owned(), vec![b'x'; large]),
+        ]);
+        for stream in listener.incoming() {
+            let (mut stream, mut head) = (stream.unwrap(), Vec::new());
+            let mut byte = [0];
+            while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap_or(0) == 1 {
+                head.push(byte[0]);
+            }
+            let head = String::from_utf8_lossy(&head).into_owned();
+            let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
+            asked.fetch_add(u32::from(path.starts_with("/files/")), Ordering::Relaxed);
+            assert!(head.contains("authorization: Basic "), "{head}");
+            let (status, body) =
+                pages.get(&path).map_or(("404 Not Found", &b""[..]), |body| ("200 OK", body));
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {status}\r\ncontent-type: text/html\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                body.len()
+            );
+            let _ = stream.write_all(body);
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn what_was_fetched_for_one_is_given_to_the_next_and_both_are_told() {
+    let place = Place::new("twice", &["python-packages"]);
+    let (status, page) = place.get("/python/simple/demo/").await;
+    let page = String::from_utf8(page).unwrap();
+    assert_eq!(status, 200);
+    assert!(page.contains("../../files/demo/good-1.tar.gz#sha256=") && !page.contains("hidden"), "{page}");
+    for _ in 0..3 {
+        assert_eq!(place.get("/python/files/demo/good-1.tar.gz").await, (200, b"good".to_vec()));
+        // What is kept is kept after the last byte was sent.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(place.asked.load(Ordering::Relaxed), 1);
+    let file = |cached| ("good-1.tar.gz".to_owned(), cached);
+    assert_eq!(place.installed(), [file(false), file(true), file(true)]);
+}
+
+#[tokio::test]
+async fn what_is_not_what_its_index_says_is_cut_off_and_not_kept() {
+    let place = Place::new("hash", &["python-packages"]);
+    let (_, came) = place.get("/python/files/demo/bad-1.tar.gz").await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!((place.kept(), place.installed()), (0, Vec::new()), "{came:?}");
+    // What is kept here and was changed since is not given a second time.
+    assert_eq!(place.get("/python/files/demo/good-1.tar.gz").await.0, 200);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let kept = std::fs::read_dir(place.directory.join("files")).unwrap().next().unwrap().unwrap().path();
+    std::fs::write(kept, "evil").unwrap();
+    place.get("/python/files/demo/good-1.tar.gz").await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(place.kept(), 0);
+    assert_eq!(place.get("/python/files/demo/good-1.tar.gz").await.1, b"good");
+}
+
+#[tokio::test]
+async fn only_what_the_policy_lets_in_is_shown_or_given() {
+    let place = Place::new("policy", &["python-packages=other"]);
+    assert_eq!(place.get("/python/simple/demo/").await.0, 403);
+    assert_eq!(place.get("/npm/left-pad").await.0, 403);
+    assert_eq!(place.get("/debian/dists/bookworm/InRelease").await.0, 403);
+    let mut aged = Policy::of_words(&["python-packages=Demo"]).unwrap();
+    aged.packages.minimum_age_ms = 86_400_000;
+    place.policy.send_replace(aged);
+    let page = String::from_utf8(place.get("/python/simple/demo/").await.1).unwrap();
+    assert!(page.contains("good-1.tar.gz") && !page.contains("new-1.tar.gz"), "{page}");
+    assert_eq!(place.get("/python/files/demo/new-1.tar.gz").await.0, 403);
+    assert_eq!(place.get("/python/files/demo/missing-1.tar.gz").await.0, 404);
+    assert_eq!(place.get("/python/simple/nobody/").await.0, 403);
+    place.policy.send_replace(Policy::default());
+    assert_eq!(place.get("/python/files/demo/good-1.tar.gz").await.0, 403);
+    let told = place.told.lock().unwrap().len();
+    assert_eq!(told, 8, "each is told once");
+}
+
+#[tokio::test]
+async fn a_policy_that_is_withdrawn_cuts_what_is_on_its_way() {
+    let slow = Policy { bytes_per_second: 1 << 20, ..Policy::of_words(&["python-packages"]).unwrap() };
+    let place = Place::new("cut", &["python-packages"]);
+    place.policy.send_replace(slow);
+    let withdraw = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        place.policy.send_replace(Policy::default());
+    };
+    let ((_, came), ()) = tokio::join!(place.get("/python/files/demo/large-1.tar.gz"), withdraw);
+    assert!(came.len() < LARGE, "{} bytes came", came.len());
+}
