@@ -4,6 +4,8 @@ import re, socket, ssl, struct, time
 
 PROXY = ("127.0.0.1", 3128)
 WITHIN = 8
+# What is not there at all does not answer: that is not waited for.
+DIAL_WITHIN = 2
 
 
 def refused(why):
@@ -39,7 +41,9 @@ def ask(stream, host, path="/", method="GET"):
 
 
 def dial(to):
-    return socket.create_connection(to, timeout=WITHIN)
+    stream = socket.create_connection(to, timeout=DIAL_WITHIN)
+    stream.settimeout(WITHIN)
+    return stream
 
 
 def direct(host, port=80):

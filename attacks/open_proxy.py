@@ -44,7 +44,7 @@ class Visit(socketserver.BaseRequestHandler):
             family, size = {1: (socket.AF_INET, 4), 4: (socket.AF_INET6, 16)}[kind]
             host = socket.inet_ntop(family, exactly(self.request, size))
         port = struct.unpack("!H", exactly(self.request, 2))[0]
-        outside = socket.create_connection((host, port), 5)
+        outside = socket.create_connection((host, port), 1)
         self.request.sendall(b"\x05\x00\x00\x01" + bytes(6))
         both(self.request, outside)
 
@@ -56,11 +56,11 @@ class Visit(socketserver.BaseRequestHandler):
         method, target, _ = first.decode("latin1").split(" ", 2)
         if method == "CONNECT":
             host, _, port = target.rpartition(":")
-            outside = socket.create_connection((host.strip("[]").split("@")[-1], int(port)), 5)
+            outside = socket.create_connection((host.strip("[]").split("@")[-1], int(port)), 1)
             self.request.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
         else:
             place = urlsplit(target)
-            outside = socket.create_connection((place.hostname, place.port or 80), 5)
+            outside = socket.create_connection((place.hostname, place.port or 80), 1)
             outside.sendall(f"{method} {place.path or '/'} HTTP/1.1\r\n".encode("latin1") + rest)
         both(self.request, outside)
 

@@ -16,6 +16,7 @@ use api::policy::Policy;
 use api::sandbox::CreateSandbox;
 use api::{Error, ExecId};
 use client::Client;
+use node::admission::Bounds;
 use node::egress::{Broker, Decision, Gate, Party, Told, Upstreams};
 use node::{Event, Exec, Machine, Sandbox, machine};
 use runtime::{Profile, Spec};
@@ -140,7 +141,11 @@ async fn on_this_machine(
     let id = machine::fresh_id().map_err(|error| error.to_api())?;
     let policy = arguments.sandbox.policy()?.unwrap_or(template.policy);
     let sandbox = Arc::new(Sandbox::start(runtime, id, &spec).await.map_err(|error| error.to_api())?);
-    let gate = Gate::new(&node::egress::packages(data), Upstreams::of_this_machine());
+    let gate = Gate::new(
+        &node::egress::packages(data),
+        Upstreams::of_this_machine(),
+        Bounds::default().disk_reserve_bytes,
+    );
     let exec_spec = node::egress::pointed(&policy, exec_spec);
     let attendant = tokio::spawn(let_out(Arc::clone(&sandbox), policy, Broker::new(gate)));
     let ended = live(&sandbox, &exec_spec, arguments).await;

@@ -77,7 +77,8 @@ async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments
     let acceptor = configuration.tls()?.map(|files| listen::tls(&files));
     let acceptor = acceptor.transpose().map_err(|error| platform(node::error::chain(&error)))?;
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
-    let gate = Gate::new(&node::egress::packages(data), configuration.upstreams());
+    let gate =
+        Gate::new(&node::egress::packages(data), configuration.upstreams(), configuration.disk_reserve_bytes);
     let node = Node::open(&machine, runtimes(&machine)?, configuration.bounds(), gate).await;
     let node = node.map_err(|error| error.to_api())?;
     let store = patiently(async || Store::open(&data.join("belljar.db")).await).await?;

@@ -60,6 +60,7 @@ impl Place {
             node::egress::Gate::new(
                 &node::egress::packages(machine.data()),
                 node::egress::Upstreams::default(),
+                0,
             ),
         )
         .await

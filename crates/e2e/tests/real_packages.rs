@@ -111,20 +111,27 @@ fn npm_ci_installs_through_the_gate() {
     });
 }
 
-/// The archive as apt sees it: signed indexes as they are, files that are kept.
+/// apt with lists and files of its own, because it is nobody's root here; the sources are those of the template `base`.
+const APT: &str = "set -e
+mkdir -p lists/partial cache/archives/partial
+printf 'deb http://packages.belljar/debian bookworm main\n' > sources.list
+options='-o Dir::Etc::SourceList=/workspace/sources.list -o Dir::State::lists=/workspace/lists -o Dir::Cache=/workspace/cache'
+apt-get $options -o Debug::NoLocking=1 -qq update
+apt-get $options -qq download hello
+dpkg-deb -f hello_*.deb Package";
+
+/// Scenario 70: apt compares the archive's signatures by itself, and finds them.
 #[test]
-fn files_of_the_debian_archive_come_through_the_gate() {
+fn apt_reads_the_archive_through_the_gate_and_files_are_kept() {
     on_each_tier(async |service, tier| {
         let client = service.client();
-        let fetch = "cd /workspace; curl -sf -o release http://packages.belljar/debian/dists/bookworm/InRelease && head -1 release
-curl -sf -o hello.deb http://packages.belljar/debian/pool/main/h/hello/hello_2.10-3_amd64.deb && dpkg-deb -f hello.deb Package";
         for cached in [false, true] {
             let id = sandbox(&client, tier, &["debian-packages"]).await;
-            let (outcome, said) = sh(&client, &id, fetch).await;
+            let (outcome, said) = sh(&client, &id, APT).await;
             assert_eq!(outcome, Outcome::Exited { code: 0 }, "{said}");
-            assert_eq!(said, "-----BEGIN PGP SIGNED MESSAGE-----\nhello\n");
+            assert!(said.ends_with("hello\n"), "{said}");
             let record = client.packages(&id).await.unwrap();
-            assert_eq!((record[0].package.as_str(), record[0].cached), ("hello", cached));
+            assert_eq!((record[0].package.as_str(), record[0].cached), ("hello", cached), "{record:?}");
         }
     });
 }

@@ -39,7 +39,7 @@ use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::http::{Body, full};
@@ -51,11 +51,15 @@ use upstream::Upstreams;
 /// The host under which programs inside find it.
 pub const HOST: &str = "packages.belljar";
 /// An index of one package is shorter.
-const INDEX_BYTES_MAX: usize = 128 << 20;
+const INDEX_BYTES_MAX: usize = 32 << 20;
 /// What an index said is believed for so long.
 const INDEX_FRESH: Duration = Duration::from_secs(60);
-/// Indexes that are remembered.
-const INDEXES_MAX: usize = 256;
+/// What is remembered of indexes, all together.
+const INDEXES_BYTES_MAX: usize = 64 << 20;
+/// Indexes that are fetched and understood at once: one takes several times its length meanwhile.
+const INDEXES_AT_ONCE: usize = 2;
+/// How long one waits for its turn at that.
+const TURN_WITHIN: Duration = Duration::from_secs(30);
 /// An upstream answers within this, and is not silent for longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
@@ -65,13 +69,14 @@ pub struct Gate {
     store: Arc<Store>,
     http: OnceLock<Option<reqwest::Client>>,
     indexes: Mutex<HashMap<String, (Instant, Arc<Index>)>>,
+    turns: Semaphore,
 }
 
 /// What an index says of one package.
 struct Index {
     files: Vec<Entry>,
-    /// The rest of what it said, for kinds that pass it on.
-    rest: serde_json::Value,
+    /// All that it said, for kinds that pass it on.
+    body: Bytes,
 }
 
 /// One file of a package.
@@ -110,12 +115,14 @@ struct Wanted<'a> {
 
 impl Gate {
     /// A gate that keeps what it fetched below this directory.
-    pub fn new(directory: &Path, upstreams: Upstreams) -> Self {
+    /// So many bytes of its disk stay free.
+    pub fn new(directory: &Path, upstreams: Upstreams, reserve_bytes: u64) -> Self {
         Self {
             upstreams,
-            store: Arc::new(Store::new(directory)),
+            store: Arc::new(Store::new(directory, reserve_bytes)),
             http: OnceLock::new(),
             indexes: Mutex::default(),
+            turns: Semaphore::new(INDEXES_AT_ONCE),
         }
     }
 
@@ -160,7 +167,7 @@ impl Gate {
         key: &str,
         url: &str,
         accept: &'static str,
-        parse: impl FnOnce(&str, &str, &[u8]) -> Option<Index>,
+        parse: impl FnOnce(&str, &str, Bytes) -> Option<Index>,
     ) -> Result<Arc<Index>, Refusal> {
         let known = |indexes: &HashMap<String, (Instant, Arc<Index>)>| {
             indexes
@@ -171,6 +178,8 @@ impl Gate {
         if let Some(index) = known(&self.indexes.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(index);
         }
+        let turn = tokio::time::timeout(TURN_WITHIN, self.turns.acquire()).await;
+        let _turn = turn.map_err(|_| Refusal::unreachable("too many indexes are asked for".into()))?;
         let mut response = self.fetch(url, &[("accept", accept)]).await?;
         let kind = response
             .headers()
@@ -180,17 +189,20 @@ impl Gate {
             .to_owned();
         let at = response.url().to_string();
         let mut body = Vec::new();
-        while let Some(piece) = response.chunk().await.map_err(|error| upstream_failed(&error))? {
+        while let Some(piece) = next(&mut response).await? {
             if body.len() + piece.len() > INDEX_BYTES_MAX {
                 return Err(Refusal::unreachable(format!("the index of {key} is too long")));
             }
             body.extend_from_slice(&piece);
         }
-        let index = parse(&kind, &at, &body)
+        let index = parse(&kind, &at, body.into())
             .map(Arc::new)
             .ok_or_else(|| Refusal::unreachable(format!("the index of {key} cannot be understood")))?;
         let mut indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
-        if indexes.len() >= INDEXES_MAX {
+        indexes.retain(|_, (since, _)| since.elapsed() < INDEX_FRESH);
+        if indexes.values().map(|(_, index)| index.weight()).sum::<usize>() + index.weight()
+            > INDEXES_BYTES_MAX
+        {
             indexes.clear();
         }
         indexes.insert(key.to_owned(), (Instant::now(), Arc::clone(&index)));
@@ -199,10 +211,16 @@ impl Gate {
 
     /// Asks an upstream.
     async fn fetch(&self, url: &str, headers: &[(&str, &str)]) -> Result<reqwest::Response, Refusal> {
-        let http = self.http.get_or_init(upstream::client).as_ref();
+        let http = self.http.get_or_init(|| upstream::client(&self.upstreams)).as_ref();
         let http =
             http.ok_or_else(|| Refusal::unreachable("this machine has no certificates to trust".into()))?;
-        let mut request = http.get(self.upstreams.with_login(url));
+        let url = self.upstreams.with_login(url);
+        if !self.upstreams.may_dial(&url) {
+            return Err(Refusal::unreachable(
+                "the package index leads to an address that is not public".into(),
+            ));
+        }
+        let mut request = http.get(url);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -218,6 +236,26 @@ impl Gate {
             }
             status => Err(Refusal::unreachable(format!("the package index answered {status}"))),
         }
+    }
+}
+
+impl Index {
+    /// What it takes to remember it.
+    fn weight(&self) -> usize {
+        self.body.len()
+            + self
+                .files
+                .iter()
+                .map(|file| size_of::<Entry>() + file.url.len() + file.name.len() + 128)
+                .sum::<usize>()
+    }
+}
+
+/// The next bytes of an answer.
+async fn next(answer: &mut reqwest::Response) -> Result<Option<Bytes>, Refusal> {
+    match tokio::time::timeout(ANSWER_WITHIN, answer.chunk()).await {
+        Ok(piece) => piece.map_err(|error| upstream_failed(&error)),
+        Err(_) => Err(Refusal::unreachable("the package index does not answer".into())),
     }
 }
 

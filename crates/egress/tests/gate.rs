@@ -39,7 +39,7 @@ impl Place {
         let _ = std::fs::remove_dir_all(&directory);
         // A password in an address is the machine's own.
         let python = format!("http://user:hidden@{address}/simple");
-        let gate = Gate::new(&directory, Upstreams { python, ..Upstreams::default() });
+        let gate = Gate::new(&directory, Upstreams { python, ..Upstreams::default() }, 0);
         let (policy, seen) = watch::channel(Policy::of_words(words).unwrap());
         let told = Arc::<Mutex<Vec<Told>>>::default();
         let heard = Arc::clone(&told);

@@ -65,7 +65,7 @@ impl Place {
 
 /// Nothing is fetched here.
 fn gate(data: &std::path::Path) -> node::egress::Gate {
-    node::egress::Gate::new(&node::egress::packages(data), node::egress::Upstreams::default())
+    node::egress::Gate::new(&node::egress::packages(data), node::egress::Upstreams::default(), 0)
 }
 
 fn order() -> Order {

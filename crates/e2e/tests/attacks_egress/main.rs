@@ -179,7 +179,7 @@ fn as_many_connections_as_there_can_be_leave_the_neighbour_its_own() {
             let witness = siege.sandbox(Policy::of_words(&["good.example"]).unwrap()).await;
             let calm = siege.watched(&witness, tokio::time::sleep(Duration::from_secs(2))).await;
             let (said, usual, worst) =
-                siege.watched(&witness, siege.run("C-15", &greedy, &["1500", "1500"])).await;
+                siege.watched(&witness, siege.run("C-15", &greedy, &["1500", "500"])).await;
             let held: usize = said.split_whitespace().nth(1).unwrap().parse().unwrap();
             assert!((400..=512).contains(&held), "{said}");
             assert!(worst < Duration::from_secs(2), "the neighbour waited {worst:?}");

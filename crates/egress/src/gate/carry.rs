@@ -12,7 +12,7 @@ use http_body_util::channel::{Channel, Sender};
 use hyper::Response;
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use sha2::{Digest, Sha256, Sha512};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncReadExt as _;
 
 use super::store::{Part, Store};
 use super::{ANSWER_WITHIN, Entry, Gate, Hash, Recipient, Wanted, allow};
@@ -70,8 +70,8 @@ impl Gate {
         let (way, response) = Way::open(to, answer.content_length());
         let (store, entry) = (Arc::clone(&self.store), entry.clone());
         tokio::spawn(async move {
-            if let Ok(Some((part, bytes))) = way.carry_fetched(answer, part, &entry).await {
-                store.keep(part, bytes).await;
+            if let Ok(Some(part)) = way.carry_fetched(answer, part, &entry).await {
+                store.keep(part).await;
             }
         });
         Ok(response)
@@ -144,8 +144,8 @@ impl Way {
         mut answer: reqwest::Response,
         mut part: Option<Part>,
         entry: &Entry,
-    ) -> Result<Option<(Part, u64)>, Cut> {
-        let (mut hasher, mut bytes, mut heard) = (Hasher::of(&entry.hash), 0, true);
+    ) -> Result<Option<Part>, Cut> {
+        let (mut hasher, mut bytes) = (Hasher::of(&entry.hash), 0);
         let expected = answer.content_length();
         loop {
             let piece = match tokio::time::timeout(ANSWER_WITHIN, answer.chunk()).await {
@@ -159,13 +159,12 @@ impl Way {
             }
             hasher.update(&piece);
             if let Some(open) = &mut part
-                && open.file.write_all(&piece).await.is_err()
+                && !open.add(&piece).await
             {
                 part = None;
             }
-            // Whoever leaves early must not keep others from what is nearly here; the rest is fetched if it is kept.
-            heard = heard && self.send(piece).await.is_ok();
-            if !heard && part.is_none() {
+            // Nothing is fetched for who does not want it any more.
+            if self.send(piece).await.is_err() {
                 return self.fail();
             }
         }
@@ -174,12 +173,8 @@ impl Way {
             tracing::warn!(file = entry.name, "the package index gave other bytes than it says");
             return self.fail();
         };
-        if heard {
-            self.installed(entry, hash, false);
-        } else {
-            self.cut();
-        }
-        Ok(part.map(|part| (part, bytes)))
+        self.installed(entry, hash, false);
+        Ok(part)
     }
 
     /// Sends a piece, as fast as the policy allows, for as long as it does.

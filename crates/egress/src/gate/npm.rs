@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use api::policy::Policy;
+use bytes::Bytes;
 use hyper::Response;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
 use super::{
@@ -13,6 +14,9 @@ use super::{
 use crate::Refusal;
 use crate::http::Body;
 use crate::party::Party;
+
+const SHORT: &str = "application/vnd.npm.install-v1+json, application/json;q=0.8";
+const LONG: &str = "application/json";
 
 /// The package of a path.
 pub fn package(rest: &str) -> Option<String> {
@@ -37,11 +41,12 @@ impl Gate {
     ) -> Result<Response<Body>, Refusal> {
         let name = &wanted.package;
         let url = format!("{}/{}", self.upstreams.node.trim_end_matches('/'), name.replace('/', "%2f"));
-        // Not the short form: it does not say when a version was published.
-        let index = self.index(&format!("npm {name}"), &url, "application/json", parse).await?;
         let age = policy.borrow().packages.minimum_age_ms;
+        // Only the long form says when a version was published.
+        let (form, accept) = if age == 0 { ("short", SHORT) } else { ("long", LONG) };
+        let index = self.index(&format!("npm {form} {name}"), &url, accept, parse).await?;
         let Some((_, file)) = wanted.rest.split_once("/-/") else {
-            let shown = shown(name, &index, age);
+            let shown = shown(name, &index, age).ok_or_else(|| nothing(name))?;
             return Ok(document("application/json", shown.to_string()));
         };
         let entry = index.files.iter().find(|entry| entry.name == file).ok_or_else(|| nothing(file))?;
@@ -53,8 +58,8 @@ impl Gate {
     }
 }
 
-fn parse(_: &str, _: &str, body: &[u8]) -> Option<Index> {
-    let rest: Value = serde_json::from_slice(body).ok()?;
+fn parse(_: &str, _: &str, body: Bytes) -> Option<Index> {
+    let rest: Value = serde_json::from_slice(&body).ok()?;
     let times = rest.get("time");
     let entry = |(version, told): (&String, &Value)| {
         let dist = told.get("dist")?;
@@ -75,30 +80,29 @@ fn parse(_: &str, _: &str, body: &[u8]) -> Option<Index> {
         })
     };
     let files = rest.get("versions")?.as_object()?.iter().filter_map(entry).collect();
-    Some(Index { files, rest })
+    Some(Index { files, body })
 }
 
-/// What a sandbox is told of a package.
-fn shown(name: &str, index: &Index, minimum_age_ms: u64) -> Value {
-    let mut shown = index.rest.clone();
+/// What a sandbox is told of a package: what is needed to install it.
+fn shown(name: &str, index: &Index, minimum_age_ms: u64) -> Option<Value> {
+    let mut told: Value = serde_json::from_slice(&index.body).ok()?;
+    let mut all = told.get_mut("versions").map(Value::take)?;
     let mut kept = Map::new();
     let mut newest: Option<&Entry> = None;
     for entry in index.files.iter().filter(|entry| is_old_enough(entry.published.as_deref(), minimum_age_ms))
     {
-        let Some(mut told) = index.rest.get("versions").and_then(|all| all.get(&entry.version)).cloned()
-        else {
-            continue;
-        };
-        if let Some(dist) = told.get_mut("dist").and_then(Value::as_object_mut) {
+        let Some(mut version) = all.get_mut(&entry.version).map(Value::take) else { continue };
+        if let Some(dist) = version.get_mut("dist").and_then(Value::as_object_mut) {
             dist.insert("tarball".into(), format!("http://{HOST}/npm/{name}/-/{}", entry.name).into());
         }
-        kept.insert(entry.version.clone(), told);
+        kept.insert(entry.version.clone(), version);
         let is_release = !entry.version.contains('-');
         if is_release && newest.is_none_or(|newest| newest.published < entry.published) {
             newest = Some(entry);
         }
     }
-    if let Some(tags) = shown.get_mut("dist-tags").and_then(Value::as_object_mut) {
+    let mut tags = told.get_mut("dist-tags").map(Value::take).unwrap_or_default();
+    if let Some(tags) = tags.as_object_mut() {
         tags.retain(|_, version| version.as_str().is_some_and(|version| kept.contains_key(version)));
         if let Some(newest) = newest
             && !tags.contains_key("latest")
@@ -106,10 +110,7 @@ fn shown(name: &str, index: &Index, minimum_age_ms: u64) -> Value {
             tags.insert("latest".into(), newest.version.clone().into());
         }
     }
-    if let Some(all) = shown.as_object_mut() {
-        all.insert("versions".into(), kept.into());
-    }
-    shown
+    Some(json!({ "name": name, "dist-tags": tags, "versions": kept }))
 }
 
 #[cfg(test)]
@@ -124,11 +125,11 @@ mod tests {
             "1.1.0":{"dist":{"tarball":"https://r.example/demo/-/demo-1.1.0.tgz","integrity":"sha512-abd="}},
             "1.2.0":{"dist":{"tarball":"https://r.example/demo/-/demo-1.2.0.tgz","shasum":"00"}},
             "2.0.0":{"dist":{"tarball":"https://r.example/demo/-/demo-2.0.0.tgz","integrity":"sha512-abe="}}}}"#;
-        let index = parse("", "", body.as_bytes()).unwrap();
-        let all = shown("demo", &index, 0);
+        let index = parse("", "", body.into()).unwrap();
+        let all = shown("demo", &index, 0).unwrap();
         assert_eq!(all["versions"].as_object().unwrap().len(), 3);
         assert_eq!(all["dist-tags"]["latest"], "2.0.0");
-        let old = shown("demo", &index, 86_400_000);
+        let old = shown("demo", &index, 86_400_000).unwrap();
         assert_eq!(old["versions"].as_object().unwrap().keys().collect::<Vec<_>>(), ["1.0.0", "1.1.0"]);
         assert_eq!(old["dist-tags"]["latest"], "1.1.0");
         assert_eq!(

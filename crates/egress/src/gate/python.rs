@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use api::policy::Policy;
+use bytes::Bytes;
 use hyper::Response;
 use reqwest::Url;
 use serde_json::Value;
@@ -69,14 +70,14 @@ impl Gate {
 }
 
 /// What an index says.
-fn parse(kind: &str, at: &str, body: &[u8]) -> Option<Index> {
+fn parse(kind: &str, at: &str, body: Bytes) -> Option<Index> {
     let base = Url::parse(at).ok()?;
     let files = if kind.contains("json") {
-        from_json(&base, body)?
+        from_json(&base, &body)?
     } else {
-        from_html(&base, std::str::from_utf8(body).ok()?)
+        from_html(&base, std::str::from_utf8(&body).ok()?)
     };
-    Some(Index { files, rest: Value::Null })
+    Some(Index { files, body: Bytes::new() })
 }
 
 fn from_json(base: &Url, body: &[u8]) -> Option<Vec<Entry>> {
@@ -188,15 +189,15 @@ mod tests {
             {{"filename":"demo-2.0.tar.gz","url":"https://files.example/demo-2.0.tar.gz","hashes":{{"sha256":"{HASH}"}},"yanked":"bad"}},
             {{"filename":"no-hash.tar.gz","url":"https://files.example/no-hash.tar.gz","hashes":{{}}}}]}}"#
         );
-        let from_html = parse("text/html", AT, html.as_bytes()).unwrap().files;
-        let from_json = parse("application/vnd.pypi.simple.v1+json", AT, json.as_bytes()).unwrap().files;
+        let from_html = parse("text/html", AT, html.into()).unwrap().files;
+        let from_json = parse("application/vnd.pypi.simple.v1+json", AT, json.into()).unwrap().files;
         assert_eq!(from_html, from_json);
         assert_eq!(from_html.len(), 2);
         assert_eq!(from_html[0].url, "https://index.example/files/demo-1.0.tar.gz");
         let page = page("demo", from_html.iter());
         assert!(page.contains("data-requires-python=\"&gt;=3.8\"") && page.contains("data-yanked"), "{page}");
         assert_eq!(
-            parse("text/html", "http://packages.belljar/python/simple/demo/", page.as_bytes())
+            parse("text/html", "http://packages.belljar/python/simple/demo/", page.clone().into())
                 .unwrap()
                 .files
                 .len(),

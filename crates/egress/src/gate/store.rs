@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
@@ -16,8 +17,10 @@ const BYTES_KEPT: u64 = 16 << 30;
 /// The files of one directory.
 pub struct Store {
     directory: PathBuf,
-    /// What they take, as far as is known.
-    bytes: AtomicU64,
+    /// What of the disk stays free.
+    reserve_bytes: u64,
+    /// What they take, those that are coming included, as far as is known.
+    bytes: Arc<AtomicU64>,
     count: AtomicU64,
 }
 
@@ -27,14 +30,16 @@ pub struct Part {
     pub file: tokio::fs::File,
     place: PathBuf,
     kept: bool,
+    written: u64,
+    all: Arc<AtomicU64>,
 }
 
 impl Store {
-    pub fn new(directory: &Path) -> Self {
+    pub fn new(directory: &Path, reserve_bytes: u64) -> Self {
         // What a server before this one did not finish is nobody's.
         let _ = fs::remove_dir_all(directory.join("parts"));
-        let store =
-            Self { directory: directory.to_owned(), bytes: AtomicU64::new(0), count: AtomicU64::new(0) };
+        let bytes = Arc::<AtomicU64>::default();
+        let store = Self { directory: directory.to_owned(), reserve_bytes, bytes, count: AtomicU64::new(0) };
         let known = store.all().map_or(0, |files| files.iter().map(|file| file.1).sum());
         store.bytes.store(known, Ordering::Relaxed);
         store
@@ -66,18 +71,22 @@ impl Store {
         let parts = self.directory.join("parts");
         tokio::fs::create_dir_all(&parts).await.ok()?;
         tokio::fs::create_dir_all(self.directory.join("files")).await.ok()?;
+        let room = rustix::fs::statvfs(&parts).ok()?;
+        if room.f_bavail.saturating_mul(room.f_frsize) <= self.reserve_bytes {
+            return None;
+        }
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let path = parts.join(format!("{key}-{number}"));
         let file = tokio::fs::File::create_new(&path).await.ok()?;
-        Some(Part { path, file, place: self.directory.join("files").join(key), kept: false })
+        let place = self.directory.join("files").join(key);
+        Some(Part { path, file, place, kept: false, written: 0, all: Arc::clone(&self.bytes) })
     }
 
     /// Keeps one that is whole.
-    pub async fn keep(&self, mut part: Part, bytes: u64) {
+    pub async fn keep(&self, mut part: Part) {
         use tokio::io::AsyncWriteExt as _;
         if part.file.flush().await.is_ok() && tokio::fs::rename(&part.path, &part.place).await.is_ok() {
             part.kept = true;
-            self.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
@@ -119,9 +128,20 @@ impl Store {
     }
 }
 
+impl Part {
+    /// Adds to it; no where there is too much of everything.
+    pub async fn add(&mut self, piece: &[u8]) -> bool {
+        use tokio::io::AsyncWriteExt as _;
+        self.written += piece.len() as u64;
+        let all = self.all.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        all < BYTES_MAX && self.file.write_all(piece).await.is_ok()
+    }
+}
+
 impl Drop for Part {
     fn drop(&mut self) {
         if !self.kept {
+            self.all.fetch_sub(self.written, Ordering::Relaxed);
             let _ = fs::remove_file(&self.path);
         }
     }

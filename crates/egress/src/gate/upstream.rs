@@ -1,11 +1,15 @@
 //! Where this machine gets its packages: what its own pip, npm and apt are configured for, unless the operator says otherwise.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::Url;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::{Url, redirect};
 use rustls_platform_verifier::BuilderVerifierExt as _;
+
+use crate::address;
 
 /// No host takes longer to take a connection.
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
@@ -77,13 +81,75 @@ impl Upstreams {
     }
 }
 
+/// Where Python's public index keeps its files.
+const PYTHON_FILES: &str = "files.pythonhosted.org";
+/// From an index to a file there are a few steps.
+const REDIRECTS_MAX: usize = 5;
+
+impl Upstreams {
+    /// The hosts that the operator, or this machine's own configuration, has named: they may be in a private network. What they name
+    /// in turn may not.
+    fn named(&self) -> Vec<String> {
+        let all = [&self.python, &self.node, &self.debian, &self.debian_security];
+        let hosts = all.into_iter().filter_map(|one| Url::parse(one).ok()?.host_str().map(str::to_owned));
+        let mut hosts: Vec<String> = hosts.collect();
+        if hosts.iter().any(|host| host == "pypi.org") {
+            hosts.push(PYTHON_FILES.into());
+        }
+        hosts
+    }
+
+    /// Whether an address, as it is written, may be dialled. Names are looked at when they are resolved.
+    pub(super) fn may_dial(&self, address: &str) -> bool {
+        Url::parse(address).is_ok_and(|url| may_dial(&self.named(), &url))
+    }
+}
+
+fn may_dial(named: &[String], url: &Url) -> bool {
+    let Some(host) = url.host_str() else { return false };
+    let literal: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
+    let public = literal.is_none_or(|address| address::refused(address).is_none());
+    matches!(url.scheme(), "http" | "https") && (public || named.iter().any(|one| one == host))
+}
+
+/// Resolves as this machine does; what nobody has named must be public.
+struct Resolver {
+    named: Vec<String>,
+}
+
+impl Resolve for Resolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let is_named = self.named.iter().any(|one| one == name.as_str());
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let may = |one: &SocketAddr| is_named || address::refused(one.ip()).is_none();
+            let addresses: Vec<SocketAddr> = found.filter(may).collect();
+            Ok(Box::new(addresses.into_iter()) as Addrs)
+        })
+    }
+}
+
 /// A client for them, with the certificates and the proxy of this machine.
-pub(super) fn client() -> Option<reqwest::Client> {
+pub(super) fn client(upstreams: &Upstreams) -> Option<reqwest::Client> {
+    let named = upstreams.named();
+    let resolver = Resolver { named: named.clone() };
+    let redirects = redirect::Policy::custom(move |attempt| {
+        if attempt.previous().len() > REDIRECTS_MAX || !may_dial(&named, attempt.url()) {
+            return attempt.error("it leads too far, or to an address that is not public");
+        }
+        attempt.follow()
+    });
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config =
         rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().ok()?;
     let config = config.with_platform_verifier().ok()?.with_no_client_auth();
-    reqwest::Client::builder().tls_backend_preconfigured(config).connect_timeout(DIAL_WITHIN).build().ok()
+    reqwest::Client::builder()
+        .tls_backend_preconfigured(config)
+        .dns_resolver(Arc::new(resolver))
+        .redirect(redirects)
+        .connect_timeout(DIAL_WITHIN)
+        .build()
+        .ok()
 }
 
 fn is_web(address: &str) -> bool {
@@ -150,6 +216,18 @@ mod tests {
         assert_eq!(own.with_login("https://m.example/files/x"), "https://u:p@m.example/files/x");
         for other in ["https://n.example/files/x", "http://m.example/files/x", "https://m.example:444/x"] {
             assert_eq!(own.with_login(other), other);
+        }
+        let private = Upstreams { debian: "http://10.0.0.5/debian".into(), ..own.clone() };
+        for (address, may) in [
+            ("http://10.0.0.5/debian/x", true),
+            ("https://m.example/x", true),
+            ("http://10.0.0.6/x", false),
+            ("http://169.254.169.254/latest", false),
+            ("http://[::ffff:169.254.169.254]/", false),
+            ("http://2852039166/", false),
+            ("file:///etc/passwd", false),
+        ] {
+            assert_eq!(private.may_dial(address), may, "{address}");
         }
         assert_eq!(setting("index-url = file:///etc", "index-url"), None);
         let text = "# deb http://old.example/debian x main\ndeb [signed-by=/k] http://a.example/debian bookworm main\nTypes: deb\nURIs: http://b.example/debian-security/\nSuites: x";

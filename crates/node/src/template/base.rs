@@ -7,6 +7,7 @@
 
 mod sources;
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::DirBuilderExt;
@@ -19,6 +20,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use api::layer::Compression;
+use api::policy::PROXY_PORT;
 use api::{ErrorCode, Layer, Ran, Retry};
 use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc;
@@ -155,6 +157,7 @@ impl Base {
         command.args(["--variant=minbase", "--format=tar", "--aptopt=Acquire::Retries \"3\""]);
         command.arg(format!("--include={}", packages.collect::<Vec<_>>().join(",")));
         command.args(LEFT_OUT.map(|option| format!("--dpkgopt={option}")));
+        command.arg(format!("--customize-hook={}", settings(&self.suite)));
         command.args(["--", &self.suite, "-"]);
         match &self.mirror {
             Some(mirror) if mirror.starts_with("deb ") || mirror.contains("://") => command.arg(mirror),
@@ -175,6 +178,34 @@ impl Base {
         command.process_group(0);
         Ok(command)
     }
+}
+
+/// A script that makes programs of the system look for the outside where a sandbox has it, also those whose environment was taken away;
+/// and that takes the machine's own sources out of it, which may have passwords in them.
+fn settings(suite: &str) -> String {
+    let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
+    let gate = "http://packages.belljar";
+    let files = [
+        (
+            "apt/apt.conf.d/80belljar",
+            format!("Acquire::http::Proxy \"{proxy}\";\nAcquire::https::Proxy \"{proxy}\";\n"),
+        ),
+        (
+            "apt/sources.list",
+            format!(
+                "deb {gate}/debian {suite} main\ndeb {gate}/debian {suite}-updates main\ndeb {gate}/debian-security {suite}-security main\n"
+            ),
+        ),
+        ("pip.conf", format!("[global]\nproxy = {proxy}\n")),
+        ("gitconfig", format!("[http]\n\tproxy = {proxy}\n")),
+        ("npmrc", format!("proxy={proxy}\nhttps-proxy={proxy}\n")),
+    ];
+    let mut script = "rm -rf \"$1\"/etc/apt/sources.list.d/*".to_owned();
+    for (path, text) in files {
+        // Nothing in these has a quote of this kind.
+        let _ = write!(script, "; printf '%s' '{text}' > \"$1\"/etc/{path}");
+    }
+    script
 }
 
 impl Drop for Building {
