@@ -23,14 +23,20 @@ const PACKAGES_MAX: usize = 1000;
 const PACKAGE_BYTES_MAX: usize = 214;
 /// Ports, methods or paths of one rule.
 const PARTS_MAX: usize = 32;
+/// A method of a rule.
+const METHOD_BYTES_MAX: usize = 32;
+/// All of a policy as JSON: it is shown with its sandbox, and in refusals.
+const POLICY_BYTES_MAX: usize = 64 << 10;
 /// A path of a rule.
 const PATH_BYTES_MAX: usize = 1024;
 /// The ports of a rule that names none: those of the web.
 const PORTS: [u16; 2] = [80, 443];
-/// What a sandbox may send and receive in a second, unless its policy says less.
+/// What a sandbox may send and receive in a second, unless its policy says otherwise; and the bounds of that.
 const BYTES_PER_SECOND: u64 = 64 << 20;
+const BYTES_PER_SECOND_BOUNDS: std::ops::RangeInclusive<u64> = 1024..=1 << 34;
 /// What it may send and receive altogether, likewise.
 const BYTES_MAX: u64 = 64 << 30;
+const BYTES_MAX_BOUNDS: std::ops::RangeInclusive<u64> = 1..=1 << 50;
 
 /// What may leave a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -178,13 +184,25 @@ impl Policy {
             let what = "the number of hosts in a policy";
             return Err(limits::exceeded(what, self.hosts.len() as u64, HOSTS_MAX as u64));
         }
-        for (what, value) in [("bytes_per_second", self.bytes_per_second), ("bytes_max", self.bytes_max)] {
-            if value == 0 {
+        let bounded = [
+            ("bytes_per_second", self.bytes_per_second, BYTES_PER_SECOND_BOUNDS),
+            ("bytes_max", self.bytes_max, BYTES_MAX_BOUNDS),
+        ];
+        for (what, value, bounds) in bounded {
+            if !bounds.contains(&value) {
                 return Err(Error::invalid(
-                    format!("{what} of a policy is 0"),
+                    format!(
+                        "{what} of a policy is {value}, which is not from {} to {}",
+                        bounds.start(),
+                        bounds.end()
+                    ),
                     "To let nothing out, leave out its hosts, presets and `open`.",
                 ));
             }
+        }
+        let bytes = serde_json::to_vec(self).map_or(usize::MAX, |text| text.len());
+        if bytes > POLICY_BYTES_MAX {
+            return Err(limits::exceeded("a policy, in bytes", bytes as u64, POLICY_BYTES_MAX as u64));
         }
         self.packages.check()?;
         self.hosts.iter().try_for_each(HostRule::check)
@@ -284,8 +302,10 @@ impl HostRule {
             );
         }
         if let Some(methods) = &self.methods {
-            let plain =
-                |method: &String| !method.is_empty() && method.bytes().all(|byte| byte.is_ascii_uppercase());
+            let plain = |method: &String| {
+                (1..=METHOD_BYTES_MAX).contains(&method.len())
+                    && method.bytes().all(|byte| byte.is_ascii_uppercase())
+            };
             if methods.is_empty() || methods.len() > PARTS_MAX || !methods.iter().all(plain) {
                 return wrong(
                     "has no methods, too many, or one that is none",
@@ -316,7 +336,8 @@ impl HostRule {
 
 /// Whether a path says in one way what it says: a server could understand `..`, `//` or `%2e` as another path than a rule does.
 pub fn is_plain_path(path: &str) -> bool {
-    path.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'%' | b'\\' | b'?' | b'#' | b'*'))
+    path.bytes()
+        .all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'%' | b'\\' | b'?' | b'#' | b'*' | b';'))
         && !path.split('/').skip(1).any(|part| part == "." || part == "..")
         && !path.contains("//")
 }

@@ -19,12 +19,22 @@ pub struct Begun<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> {
     /// There until it is dropped.
     stream: Option<S>,
     shut: bool,
+    /// Its place among the connections of the sandbox, until the last of it is gone.
+    place: Option<Place>,
 }
+
+/// A place among connections.
+pub type Place = tokio::sync::OwnedSemaphorePermit;
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Begun<S> {
     /// One that has just been made.
     pub fn new(stream: S) -> Self {
-        Self { first: None, stream: Some(stream), shut: false }
+        Self { first: None, stream: Some(stream), shut: false, place: None }
+    }
+
+    /// Gives it its place.
+    pub fn take(&mut self, place: Place) {
+        self.place = Some(place);
     }
 
     /// Its first byte, which stays the first that is read; none if it has none.
@@ -82,7 +92,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Drop for Begun<S> {
         else {
             return;
         };
+        let place = self.place.take();
         executor.spawn(async move {
+            let _place = place;
             let (mut rest, mut nobody) = (stream.take(UNHEARD_BYTES_MAX), tokio::io::sink());
             let unheard = tokio::io::copy(&mut rest, &mut nobody);
             let _ = tokio::time::timeout(CLOSED_WITHIN, unheard).await;

@@ -52,7 +52,7 @@ pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &Ask) -> Result<Allo
         if !names(rule, host) || !rule.ports.contains(&port) {
             continue;
         }
-        if fits(rule, ask, port) {
+        if fits(rule, ask, host, port) {
             let by_name = matches!(host, Host::Name(_));
             return Ok(Allowed { rule: rule.to_string(), by_name });
         }
@@ -77,7 +77,8 @@ pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &Ask) -> Result<Allo
         (_, false, _) => {
             let words = policy.words();
             let more = if words.len() > NAMED_MAX { ", …" } else { "" };
-            let words = words.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+            let words =
+                words.iter().take(NAMED_MAX).map(|word| shortened(word)).collect::<Vec<_>>().join(", ");
             format!("{authority}: no rule of this sandbox's policy allows it; allowed are: {words}{more}")
         }
     })
@@ -98,10 +99,10 @@ fn names(rule: &HostRule, host: &Host) -> bool {
     }
 }
 
-fn fits(rule: &HostRule, ask: &Ask, port: u16) -> bool {
+fn fits(rule: &HostRule, ask: &Ask, host: &Host, port: u16) -> bool {
     match ask {
-        // What comes through a tunnel to this port is read as HTTP, and then decided again.
-        Ask::Tunnel => !rule.looks_inside() || port == 80,
+        // What comes through a tunnel to this port of a name is read as HTTP, and then decided again.
+        Ask::Tunnel => !rule.looks_inside() || (port == 80 && matches!(host, Host::Name(_))),
         Ask::Request { method, path } => {
             let method = rule.methods.as_ref().is_none_or(|methods| methods.contains(method));
             let path = rule
@@ -155,11 +156,12 @@ mod tests {
     fn a_rule_for_methods_and_paths_bites_and_lets_nothing_through_that_it_cannot_see() {
         let rule = ["GET a.org/v1/*"];
         assert!(allows(&rule, "a.org:80", &get("/v1/x")));
-        for path in ["/v2", "/v1/../v2", "/v1/%2e%2e/v2", "/v1//x", "/v1/x\\..", "/v1"] {
+        for path in ["/v2", "/v1/..;/v2", "/v1/../v2", "/v1/%2e%2e/v2", "/v1//x", "/v1/x\\..", "/v1"] {
             assert!(!allows(&rule, "a.org:80", &get(path)), "{path}");
         }
         assert!(!allows(&rule, "a.org:80", &Ask::Request { method: "POST".into(), path: "/v1/x".into() }));
         assert!(!allows(&rule, "a.org:443", &Ask::Tunnel));
+        assert!(!allows(&["GET 93.184.216.34:80/public/*"], "93.184.216.34:80", &Ask::Tunnel));
         assert!(allows(&["GET a.org/exact"], "a.org:80", &get("/exact")));
         assert!(!allows(&["GET a.org/exact"], "a.org:80", &get("/exactly")));
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use api::policy::Policy;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -17,6 +18,9 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::decide::{Allowed, decide};
 use crate::party::{Asked, Party};
 
+/// Why nothing more is carried.
+pub const SPENT: &str = "this sandbox has carried as many bytes as its policy allows";
+
 /// One connection to the outside.
 pub struct Flow {
     stream: TcpStream,
@@ -28,6 +32,8 @@ pub struct Flow {
     pub allowed: Allowed,
     /// Until then nothing is carried.
     pause: Option<Pin<Box<Sleep>>>,
+    /// Is cancelled when the policy does not allow it any more.
+    pub revoked: CancellationToken,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _watch: AbortOnDropHandle<()>,
 }
@@ -42,7 +48,9 @@ impl Flow {
         allowed: Allowed,
     ) -> Self {
         let cut = CancellationToken::new();
-        let watch = tokio::spawn(watch(Arc::clone(&party), policy.clone(), asked.clone(), cut.clone()));
+        let watching =
+            watch(Arc::clone(&party), policy.clone(), (asked.clone(), allowed.clone()), cut.clone());
+        let watch = tokio::spawn(watching);
         Self {
             stream,
             party,
@@ -50,6 +58,7 @@ impl Flow {
             asked,
             allowed,
             pause: None,
+            revoked: cut.clone(),
             cut: Box::pin(cut.cancelled_owned()),
             _watch: AbortOnDropHandle::new(watch),
         }
@@ -73,23 +82,26 @@ impl Flow {
                 "the policy was changed",
             )));
         }
-        if let Some(pause) = &mut self.pause {
-            ready!(pause.as_mut().poll(context));
-            self.pause = None;
+        loop {
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(context));
+                self.pause = None;
+            }
+            // Looked at before anything is carried: whoever makes a new connection for each piece waits as well.
+            let wait = self.party.wait(&self.policy.borrow());
+            match wait {
+                Some(Duration::ZERO) => return Poll::Ready(Ok(())),
+                Some(wait) => self.pause = Some(Box::pin(tokio::time::sleep(wait))),
+                None => {
+                    self.refuse(SPENT);
+                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::QuotaExceeded, SPENT)));
+                }
+            }
         }
-        Poll::Ready(Ok(()))
     }
 
-    fn carried(&mut self, bytes: usize) -> io::Result<()> {
-        let pause = self.party.carried(bytes, &self.policy.borrow());
-        let Some(pause) = pause else {
-            self.refuse("this sandbox has carried as many bytes as its policy allows");
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "as many bytes as the policy allows"));
-        };
-        if !pause.is_zero() {
-            self.pause = Some(Box::pin(tokio::time::sleep(pause)));
-        }
-        Ok(())
+    fn carried(&mut self, bytes: usize) {
+        self.party.carried(bytes, &self.policy.borrow());
     }
 }
 
@@ -103,7 +115,8 @@ impl AsyncRead for Flow {
         let before = into.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, into))?;
         let count = into.filled().len() - before;
-        Poll::Ready(self.carried(count))
+        self.carried(count);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -115,7 +128,8 @@ impl AsyncWrite for Flow {
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_ready(context))?;
         let count = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
-        Poll::Ready(self.carried(count).map(|()| count))
+        self.carried(count);
+        Poll::Ready(Ok(count))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -127,14 +141,20 @@ impl AsyncWrite for Flow {
     }
 }
 
-/// Waits for a policy that does not allow it any more.
-async fn watch(party: Arc<Party>, mut policy: watch::Receiver<Policy>, asked: Asked, cut: CancellationToken) {
+/// Waits for a policy that does not allow it any more, or not in the same way: what was not looked into cannot become what is.
+async fn watch(
+    party: Arc<Party>,
+    mut policy: watch::Receiver<Policy>,
+    (asked, allowed): (Asked, Allowed),
+    cut: CancellationToken,
+) {
     while policy.changed().await.is_ok() {
-        let still = decide(&policy.borrow_and_update(), &asked.host, asked.port, &asked.ask);
-        if still.is_err() {
-            party.tell(&asked, Err("cut: the policy was changed"));
-            cut.cancel();
-            return;
+        let now = decide(&policy.borrow_and_update(), &asked.host, asked.port, &asked.ask);
+        if now.is_ok_and(|now| now.by_name == allowed.by_name) {
+            continue;
         }
+        party.tell(&asked, Err("cut: the policy was changed"));
+        cut.cancel();
+        return;
     }
 }

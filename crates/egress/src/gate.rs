@@ -57,7 +57,9 @@ const INDEX_FRESH: Duration = Duration::from_secs(60);
 /// What is remembered of indexes, all together.
 const INDEXES_BYTES_MAX: usize = 64 << 20;
 /// Indexes that are fetched and understood at once: one takes several times its length meanwhile.
-const INDEXES_AT_ONCE: usize = 2;
+const INDEXES_AT_ONCE: usize = 4;
+/// An index has so long to be there whole.
+const INDEX_WITHIN: Duration = Duration::from_secs(120);
 /// How long one waits for its turn at that.
 const TURN_WITHIN: Duration = Duration::from_secs(30);
 /// An upstream answers within this, and is not silent for longer.
@@ -75,24 +77,33 @@ pub struct Gate {
 /// What an index says of one package.
 struct Index {
     files: Vec<Entry>,
-    /// All that it said, for kinds that pass it on.
-    body: Bytes,
+    /// What a sandbox is told of it.
+    page: Bytes,
 }
+
+/// A question to an index, and how its answer is understood.
+struct Asking {
+    kind: Preset,
+    package: String,
+    minimum_age_ms: u64,
+    url: String,
+    accept: &'static str,
+    parse: Parse,
+}
+
+/// From the type of an answer, where it was found, and its bytes.
+type Parse = fn(&Asking, (&str, &str), &[u8]) -> Option<Index>;
 
 /// One file of a package.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     /// Its name, in letters that need no escaping.
     name: String,
-    version: String,
     /// Where upstream has it.
     url: String,
     hash: Hash,
-    /// When it was published, as `2026-11-15T17:00:00…Z`; unknown is too young for every minimum age.
-    published: Option<String>,
-    /// What an index says besides, for who installs it.
-    requires: Option<String>,
-    yanked: bool,
+    /// Whether it is younger than may be let in.
+    is_young: bool,
 }
 
 /// What a file must have.
@@ -134,79 +145,83 @@ impl Gate {
         self.store.tidy()
     }
 
-    /// Answers a request for [`HOST`].
+    /// Answers a request for [`HOST`]. What came of it is told once.
     pub(crate) async fn answer(&self, request: &Request<Incoming>, party: &Arc<Party>) -> Response<Body> {
         let path = request.uri().path();
         let policy = party.policy();
-        let decided = party
-            .pace()
-            .and_then(|()| understand(request.method(), path))
-            .and_then(|wanted| allow(&policy.borrow(), &wanted).map(|()| wanted));
-        let wanted = match decided {
-            Ok(wanted) => wanted,
-            Err(refusal) => {
-                if refusal.kind != RefusalKind::Busy {
-                    party.tell_package(path, Err(&refusal.why));
-                }
-                return refusal.response();
+        let decided = understand(request.method(), path).and_then(|wanted| {
+            allow(&policy.borrow(), &wanted)?;
+            if party.wait(&policy.borrow()).is_none() {
+                return Err(Refusal { kind: RefusalKind::Denied, why: crate::flow::SPENT.into() });
             }
+            Ok(wanted)
+        });
+        let answered = match &decided {
+            Ok(wanted) => match wanted.kind {
+                Preset::PythonPackages => self.python(wanted, party, policy).await,
+                Preset::NodePackages => self.npm(wanted, party, policy).await,
+                Preset::DebianPackages => self.debian(wanted, request, party, policy).await,
+                Preset::Git => Err(nothing(path)),
+            },
+            Err(refusal) => Err(Refusal { kind: refusal.kind, why: refusal.why.clone() }),
         };
-        party.tell_package(path, Ok(wanted.kind.name()));
-        let answered = match wanted.kind {
-            Preset::PythonPackages => self.python(&wanted, party, policy).await,
-            Preset::NodePackages => self.npm(&wanted, party, policy).await,
-            Preset::DebianPackages => self.debian(&wanted, request, party, policy).await,
-            Preset::Git => Err(nothing(path)),
-        };
+        match &answered {
+            Ok(_) => party.tell_package(path, Ok(decided.map_or("", |wanted| wanted.kind.name()))),
+            Err(refusal) => party.tell_package(path, Err(&refusal.why)),
+        }
         answered.unwrap_or_else(Refusal::response)
     }
 
     /// What the index says of a package, which may be a minute old.
-    async fn index(
-        &self,
-        key: &str,
-        url: &str,
-        accept: &'static str,
-        parse: impl FnOnce(&str, &str, Bytes) -> Option<Index>,
-    ) -> Result<Arc<Index>, Refusal> {
-        let known = |indexes: &HashMap<String, (Instant, Arc<Index>)>| {
-            indexes
-                .get(key)
-                .filter(|(since, _)| since.elapsed() < INDEX_FRESH)
-                .map(|(_, index)| Arc::clone(index))
-        };
-        if let Some(index) = known(&self.indexes.lock().unwrap_or_else(PoisonError::into_inner)) {
+    async fn index(&self, asking: Asking, party: &Party) -> Result<Arc<Index>, Refusal> {
+        if let Some(index) = self.known(&asking.key()) {
             return Ok(index);
         }
-        let turn = tokio::time::timeout(TURN_WITHIN, self.turns.acquire()).await;
+        // One for each sandbox, and few for all: an index takes several times its length while it is understood.
+        let turn = async { (party.index.acquire().await, self.turns.acquire().await) };
+        let turn = tokio::time::timeout(TURN_WITHIN, turn).await;
         let _turn = turn.map_err(|_| Refusal::unreachable("too many indexes are asked for".into()))?;
-        let mut response = self.fetch(url, &[("accept", accept)]).await?;
-        let kind = response
-            .headers()
-            .get("content-type")
-            .and_then(|kind| kind.to_str().ok())
-            .unwrap_or("")
-            .to_owned();
-        let at = response.url().to_string();
+        // Whoever was before us may have asked for the same.
+        if let Some(index) = self.known(&asking.key()) {
+            return Ok(index);
+        }
+        let (key, name) = (asking.key(), asking.package.clone());
+        let fetched = tokio::time::timeout(INDEX_WITHIN, self.fetch_index(&asking)).await;
+        let (kind, at, body) =
+            fetched.map_err(|_| Refusal::unreachable("the package index does not answer".into()))??;
+        let parsed = tokio::task::spawn_blocking(move || (asking.parse)(&asking, (&kind, &at), &body)).await;
+        let index = parsed.ok().flatten().map(Arc::new);
+        let index =
+            index.ok_or_else(|| Refusal::unreachable(format!("the index of {name} cannot be understood")))?;
+        let mut indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
+        indexes.retain(|_, (since, _)| since.elapsed() < INDEX_FRESH);
+        let all: usize = indexes.values().map(|(_, index)| index.weight()).sum();
+        if all + index.weight() > INDEXES_BYTES_MAX {
+            indexes.clear();
+        }
+        indexes.insert(key, (Instant::now(), Arc::clone(&index)));
+        Ok(index)
+    }
+
+    fn known(&self, key: &str) -> Option<Arc<Index>> {
+        let indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = indexes.get(key).filter(|(since, _)| since.elapsed() < INDEX_FRESH);
+        fresh.map(|(_, index)| Arc::clone(index))
+    }
+
+    /// What an index answered: its type, where it was found in the end, and what it says.
+    async fn fetch_index(&self, asking: &Asking) -> Result<(String, String, Vec<u8>), Refusal> {
+        let mut response = self.fetch(&asking.url, &[("accept", asking.accept)]).await?;
+        let kind = response.headers().get("content-type").and_then(|kind| kind.to_str().ok());
+        let (kind, at) = (kind.unwrap_or_default().to_owned(), response.url().to_string());
         let mut body = Vec::new();
         while let Some(piece) = next(&mut response).await? {
             if body.len() + piece.len() > INDEX_BYTES_MAX {
-                return Err(Refusal::unreachable(format!("the index of {key} is too long")));
+                return Err(Refusal::unreachable(format!("the index of {} is too long", asking.package)));
             }
             body.extend_from_slice(&piece);
         }
-        let index = parse(&kind, &at, body.into())
-            .map(Arc::new)
-            .ok_or_else(|| Refusal::unreachable(format!("the index of {key} cannot be understood")))?;
-        let mut indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
-        indexes.retain(|_, (since, _)| since.elapsed() < INDEX_FRESH);
-        if indexes.values().map(|(_, index)| index.weight()).sum::<usize>() + index.weight()
-            > INDEXES_BYTES_MAX
-        {
-            indexes.clear();
-        }
-        indexes.insert(key.to_owned(), (Instant::now(), Arc::clone(&index)));
-        Ok(index)
+        Ok((kind, at, body))
     }
 
     /// Asks an upstream.
@@ -239,10 +254,26 @@ impl Gate {
     }
 }
 
+impl Asking {
+    fn key(&self) -> String {
+        format!("{} {} {}", self.kind.name(), self.minimum_age_ms, self.package)
+    }
+}
+
 impl Index {
+    /// The file of this name, if it may be given.
+    fn file(&self, name: &str) -> Result<&Entry, Refusal> {
+        let found = self.files.iter().find(|entry| entry.name == name).ok_or_else(|| nothing(name))?;
+        if found.is_young {
+            let why = format!("{name} is younger than this sandbox may have, or its age is unknown");
+            return Err(Refusal { kind: RefusalKind::Denied, why });
+        }
+        Ok(found)
+    }
+
     /// What it takes to remember it.
     fn weight(&self) -> usize {
-        self.body.len()
+        self.page.len()
             + self
                 .files
                 .iter()
@@ -351,12 +382,6 @@ fn nothing(path: &str) -> Refusal {
     Refusal { kind: RefusalKind::Missing, why: format!("there is nothing at {shown} of {HOST}") }
 }
 
-fn too_young(wanted: &Wanted<'_>, file: &str) -> Refusal {
-    let why =
-        format!("{file} of {} is younger than this sandbox may have, or its age is unknown", wanted.package);
-    Refusal { kind: RefusalKind::Denied, why }
-}
-
 /// What went wrong with an upstream, without its address: that may have a password in it.
 fn upstream_failed(error: &reqwest::Error) -> Refusal {
     tracing::warn!(error = cause(error), "the package index failed");
@@ -373,8 +398,15 @@ fn cause(error: &reqwest::Error) -> String {
     cause.map_or_else(|| "no answer".into(), ToString::to_string)
 }
 
-fn document(kind: &'static str, bytes: impl Into<Bytes>) -> Response<Body> {
-    let mut response = Response::new(full(bytes));
+/// A page of an index, counted as what is carried.
+fn document(
+    kind: &'static str,
+    page: &Bytes,
+    party: &Party,
+    policy: &watch::Receiver<Policy>,
+) -> Response<Body> {
+    party.carried(page.len(), &policy.borrow());
+    let mut response = Response::new(full(page.clone()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
 }

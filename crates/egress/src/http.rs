@@ -64,7 +64,10 @@ pub async fn serve_inside<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, f
     // Each request in it is decided on its own, and makes a connection of its own.
     drop(flow);
     let service = service_fn(|request| async {
-        Ok::<_, Infallible>(match inside(&request, &host) {
+        if let Err(refusal) = visit.party.pace() {
+            return Ok::<_, Infallible>(refusal.response());
+        }
+        Ok(match inside(&request, &host) {
             Ok(asked) => visit.forward(request, asked).await,
             Err(refusal) => {
                 visit.party.tell_wrong(&host.authority(CLEAR_PORT), &refusal.why);
@@ -83,6 +86,9 @@ fn server() -> hyper::server::conn::http1::Builder {
 
 impl Visit {
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        if let Err(refusal) = self.party.pace() {
+            return refusal.response();
+        }
         let asked = match asked(&request) {
             Ok(asked) => asked,
             Err(refusal) => {
@@ -100,7 +106,7 @@ impl Visit {
 
     /// `CONNECT`: bytes both ways from here on.
     async fn connect(&self, mut request: Request<Incoming>, asked: Asked) -> Response<Body> {
-        let reached = self.broker.reach(&self.party, asked).await;
+        let reached = self.reach(asked).await;
         let upgrading = hyper::upgrade::on(&mut request);
         let flow = match reached {
             Ok(flow) => flow,
@@ -109,11 +115,7 @@ impl Visit {
                 return refusal.response();
             }
         };
-        let visit = Self {
-            broker: Arc::clone(&self.broker),
-            party: Arc::clone(&self.party),
-            place: Arc::clone(&self.place),
-        };
+        let visit = Self { broker: Arc::clone(&self.broker), party: Arc::clone(&self.party) };
         tokio::spawn(async move {
             let Ok(upgraded) = upgrading.await else { return };
             let stream = TokioIo::new(upgraded);
@@ -121,7 +123,6 @@ impl Visit {
                 serve_inside(stream, flow, visit).await;
             } else {
                 tunnel::pass(stream, flow).await;
-                drop(visit);
             }
         });
         Response::new(empty())
@@ -138,7 +139,7 @@ impl Visit {
             (host, CLEAR_PORT) => host.authority(CLEAR_PORT).trim_end_matches(":80").to_owned(),
             (host, port) => host.authority(port),
         };
-        let flow = match self.broker.reach(&self.party, asked).await {
+        let flow = match self.reach(asked).await {
             Ok(flow) => flow,
             Err(refusal) => return refusal.response(),
         };

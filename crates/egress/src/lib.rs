@@ -98,8 +98,15 @@ pub(crate) enum RefusalKind {
 pub(crate) struct Visit {
     pub broker: Arc<Broker>,
     pub party: Arc<Party>,
-    /// Its place among the connections of the sandbox.
-    pub place: Arc<tokio::sync::OwnedSemaphorePermit>,
+}
+
+impl Visit {
+    /// Decides, resolves and dials, to the end, also if the program has gone away meanwhile: what was asked is told.
+    async fn reach(&self, asked: Asked) -> Result<Flow, Refusal> {
+        let (broker, party) = (Arc::clone(&self.broker), Arc::clone(&self.party));
+        let reaching = tokio::spawn(async move { broker.reach(&party, asked).await });
+        reaching.await.unwrap_or_else(|_| Err(Refusal::unreachable("the broker failed".into())))
+    }
 }
 
 impl Broker {
@@ -120,13 +127,17 @@ impl Broker {
     {
         let mut stream = Begun::new(stream);
         let Some(place) = party.place() else {
-            let _ = stream.write_all(http::no_place().as_bytes()).await;
-            let _ = stream.shutdown().await;
+            if let Some(turned_away) = party.turned_away() {
+                stream.take(turned_away);
+                let _ = stream.write_all(http::no_place().as_bytes()).await;
+                let _ = stream.shutdown().await;
+            }
             return;
         };
+        stream.take(place);
         let first = tokio::time::timeout(FIRST_BYTE_WITHIN, stream.first()).await;
         let Ok(Ok(Some(first))) = first else { return };
-        let visit = Visit { broker: self, party, place: Arc::new(place) };
+        let visit = Visit { broker: self, party };
         if first == SOCKS { socks::serve(stream, visit).await } else { http::serve(stream, visit).await }
     }
 
@@ -161,10 +172,12 @@ impl Broker {
         policy: &api::policy::Policy,
         asked: &'a Asked,
     ) -> impl Future<Output = Result<(TcpStream, Allowed), Refusal>> + Send + use<'a> {
-        let allowed = party.pace().and_then(|()| {
+        let allowed = if party.wait(policy).is_none() {
+            Err(Refusal { kind: RefusalKind::Denied, why: flow::SPENT.into() })
+        } else {
             decide(policy, &asked.host, asked.port, &asked.ask)
                 .map_err(|why| Refusal { kind: RefusalKind::Denied, why })
-        });
+        };
         async move {
             let allowed = allowed?;
             let mut why = None;

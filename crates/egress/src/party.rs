@@ -18,13 +18,21 @@ use crate::{Refusal, RefusalKind};
 /// Connections of one sandbox at once.
 pub const CONNECTIONS_MAX: usize = 512;
 /// What a sandbox may ask for in a second, and at once after a pause: all its connections twice.
-const ASKS_PER_SECOND: u32 = 200;
+const ASKS_PER_SECOND: u32 = 100;
 const ASKS_AT_ONCE: u32 = 1024;
 /// Names that were not asked for before, likewise: few programs need more, and each is a message to whoever owns the name.
 const NAMES_PER_SECOND: u32 = 5;
 const NAMES_AT_ONCE: u32 = 200;
+/// Refusals that are told as lines of their own, likewise; the others are told as a number.
+const LINES_PER_SECOND: u32 = 10;
+const LINES_AT_ONCE: u32 = 200;
+/// Connections that are told that there are too many, at once; the others are closed.
+const TURNED_AWAY_MAX: usize = 64;
 /// Names that are remembered to have been asked for.
 const NAMES_KNOWN_MAX: usize = 512;
+/// What is owed for less is not waited for, and no wait is longer before it is looked again, in seconds.
+const SHORTEST_WAIT: f64 = 0.002;
+const LONGEST_WAIT: f64 = 0.5;
 /// What was refused for coming too fast is told this often, as a number.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
@@ -61,8 +69,17 @@ pub struct Party {
     known: Mutex<Recent>,
     refused: Mutex<Flood>,
     used: AtomicU64,
-    /// When what was carried so far will have been, at the policy's rate.
-    paid_until: Mutex<Instant>,
+    lines: DefaultDirectRateLimiter,
+    turned_away: Arc<Semaphore>,
+    owed: Mutex<Owed>,
+    /// Indexes of packages are asked for one by one.
+    pub(crate) index: Semaphore,
+}
+
+/// What was carried faster than the policy's rate.
+struct Owed {
+    bytes: f64,
+    at: Instant,
 }
 
 /// What is asked for.
@@ -100,7 +117,10 @@ impl Party {
             known: Mutex::default(),
             refused: Mutex::new(Flood { count: 0, told: None }),
             used: AtomicU64::new(0),
-            paid_until: Mutex::new(Instant::now()),
+            lines: rate(LINES_PER_SECOND, LINES_AT_ONCE),
+            turned_away: Arc::new(Semaphore::new(TURNED_AWAY_MAX)),
+            owed: Mutex::new(Owed { bytes: 0.0, at: Instant::now() }),
+            index: Semaphore::new(1),
         }
     }
 
@@ -122,6 +142,11 @@ impl Party {
             self.too_much("connections at once");
         }
         place
+    }
+
+    /// A place to be told that there is none.
+    pub(crate) fn turned_away(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.turned_away).try_acquire_owned().ok()
     }
 
     /// Refuses what is asked too fast.
@@ -146,38 +171,56 @@ impl Party {
         Ok(())
     }
 
-    /// Counts what was carried, and says how long to wait before more is. None when there may be no more.
-    pub(crate) fn carried(&self, bytes: usize, policy: &Policy) -> Option<Duration> {
-        let used = self.used.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-        if used > policy.bytes_max {
+    /// Counts what was carried.
+    pub(crate) fn carried(&self, bytes: usize, policy: &Policy) {
+        self.used.fetch_add(bytes as u64, Ordering::Relaxed);
+        let mut owed = locked(&self.owed);
+        owed.pay(policy);
+        #[expect(clippy::cast_precision_loss, reason = "a rate need not be exact")]
+        let more = bytes as f64;
+        owed.bytes += more;
+    }
+
+    /// How long to wait before more is carried, whoever carries it. None when there may be no more.
+    pub(crate) fn wait(&self, policy: &Policy) -> Option<Duration> {
+        if self.used_bytes() >= policy.bytes_max {
             return None;
         }
-        let now = Instant::now();
-        let mut paid_until = locked(&self.paid_until);
+        let mut owed = locked(&self.owed);
+        owed.pay(policy);
         #[expect(clippy::cast_precision_loss, reason = "a rate need not be exact")]
-        let cost = Duration::from_secs_f64(bytes as f64 / policy.bytes_per_second as f64);
-        *paid_until = (*paid_until).max(now) + cost;
-        Some(paid_until.duration_since(now))
+        let seconds = owed.bytes / policy.bytes_per_second as f64;
+        Some(if seconds < SHORTEST_WAIT {
+            Duration::ZERO
+        } else {
+            Duration::from_secs_f64(seconds.min(LONGEST_WAIT))
+        })
     }
 
     pub(crate) fn tell(&self, asked: &Asked, verdict: Result<&str, &str>) {
         let ask = match &asked.ask {
             Ask::Tunnel => "tunnel".to_owned(),
-            Ask::Request { method, path } => format!("{method} {}", shortened(path)),
+            Ask::Request { method, path } => format!("{} {}", shortened(method), shortened(path)),
         };
-        let verdict = verdict.map(str::to_owned).map_err(str::to_owned);
-        (self.tell)(Told::Decided(Decision { target: asked.authority(), ask, verdict }));
+        self.decided(asked.authority(), ask, verdict);
     }
 
     /// Something that is no host was asked for.
     pub(crate) fn tell_wrong(&self, target: &str, why: &str) {
-        let (target, ask) = (shortened(target), "none".to_owned());
-        (self.tell)(Told::Decided(Decision { target, ask, verdict: Err(why.to_owned()) }));
+        self.decided(shortened(target), "none".into(), Err(why));
     }
 
     /// Something was asked of the gate.
     pub(crate) fn tell_package(&self, path: &str, verdict: Result<&str, &str>) {
-        let (target, ask) = (crate::gate::HOST.to_owned(), format!("GET {}", shortened(path)));
+        self.decided(crate::gate::HOST.into(), shortened(path), verdict);
+    }
+
+    /// Tells a decision. A flood of refusals is told as a number now and then.
+    fn decided(&self, target: String, ask: String, verdict: Result<&str, &str>) {
+        if verdict.is_err() && self.lines.check().is_err() {
+            self.count("not let out, more than can be told one by one");
+            return;
+        }
         let verdict = verdict.map(str::to_owned).map_err(str::to_owned);
         (self.tell)(Told::Decided(Decision { target, ask, verdict }));
     }
@@ -187,20 +230,33 @@ impl Party {
         (self.tell)(Told::Installed(installed));
     }
 
-    /// Counts what came too fast; a flood of it is told as a number now and then.
+    /// Refuses what came too fast, which is told as a number now and then.
     fn too_much(&self, what: &str) -> Refusal {
-        let mut refused = locked(&self.refused);
-        refused.count += 1;
-        let now = Instant::now();
-        if refused.told.is_none_or(|told| now.duration_since(told) >= TELL_EVERY) {
-            let verdict = Err(format!("{} refused: too many {what}", refused.count));
-            *refused = Flood { count: 0, told: Some(now) };
-            (self.tell)(Told::Decided(Decision { target: "any".into(), ask: "any".into(), verdict }));
-        }
+        self.count(&format!("refused: too many {what}"));
         Refusal {
             kind: RefusalKind::Busy,
             why: format!("this sandbox makes too many {what}; wait and try again"),
         }
+    }
+
+    fn count(&self, what: &str) {
+        let mut refused = locked(&self.refused);
+        refused.count += 1;
+        let now = Instant::now();
+        if refused.told.is_none_or(|told| now.duration_since(told) >= TELL_EVERY) {
+            let verdict = Err(format!("{} {what}", refused.count));
+            *refused = Flood { count: 0, told: Some(now) };
+            (self.tell)(Told::Decided(Decision { target: "any".into(), ask: "any".into(), verdict }));
+        }
+    }
+}
+
+impl Owed {
+    fn pay(&mut self, policy: &Policy) {
+        let now = Instant::now();
+        #[expect(clippy::cast_precision_loss, reason = "a rate need not be exact")]
+        let paid = now.duration_since(self.at).as_secs_f64() * policy.bytes_per_second as f64;
+        (self.bytes, self.at) = ((self.bytes - paid).max(0.0), now);
     }
 }
 
@@ -233,12 +289,17 @@ mod tests {
     async fn bytes_are_carried_at_the_rate_of_the_policy_and_no_more_than_it_says() {
         let policy = Policy { bytes_per_second: 1000, bytes_max: 2500, ..Policy::default() };
         let (_sender, _, party) = party(policy.clone());
-        assert_eq!(party.carried(1000, &policy), Some(Duration::from_secs(1)));
-        assert_eq!(party.carried(1000, &policy), Some(Duration::from_secs(2)));
+        let wait = |party: &Party| party.wait(&policy);
+        assert_eq!(wait(&party), Some(Duration::ZERO));
+        party.carried(200, &policy);
+        assert_eq!(wait(&party), Some(Duration::from_millis(200)));
+        // What is owed is bytes: a faster policy is not slowed by what a slower one left.
+        assert_eq!(party.wait(&Policy { bytes_per_second: 1 << 30, ..policy.clone() }), Some(Duration::ZERO));
+        party.carried(1000, &policy);
         tokio::time::sleep(Duration::from_secs(10)).await;
-        assert_eq!(party.carried(500, &policy), Some(Duration::from_millis(500)));
-        assert_eq!(party.carried(1, &policy), None);
-        assert_eq!(party.used_bytes(), 2501);
+        assert_eq!(wait(&party), Some(Duration::ZERO));
+        party.carried(1300, &policy);
+        assert_eq!((wait(&party), party.used_bytes()), (None, 2500));
     }
 
     #[tokio::test]

@@ -28,12 +28,15 @@ enum Reply {
 
 /// Serves one connection.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(mut stream: S, visit: Visit) {
+    if visit.party.pace().is_err() {
+        return;
+    }
     let asked = match tokio::time::timeout(SAID_WITHIN, ask(&mut stream, &visit)).await {
         Ok(Ok(Ok(asked))) => asked,
         Ok(Ok(Err(reply))) => return say(&mut stream, reply).await,
         Ok(Err(_)) | Err(_) => return,
     };
-    match visit.broker.reach(&visit.party, asked).await {
+    match visit.reach(asked).await {
         Ok(flow) => {
             let done = [VERSION, Reply::Done as u8, 0, 1, 0, 0, 0, 0, 0, 0];
             if stream.write_all(&done).await.is_ok() {

@@ -21,6 +21,7 @@ const TLS_PORT: u16 = 443;
 pub async fn pass<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, flow: Flow) {
     let name = flow.allowed.by_name.then(|| flow.asked.host.clone());
     let only_tls = flow.asked.port == TLS_PORT;
+    let revoked = flow.revoked.clone();
     let (from_inside, mut to_inside) = tokio::io::split(stream);
     let (from_outside, mut to_outside) = tokio::io::split(flow);
     let mut from_inside = BufReader::with_capacity(PIECE_BYTES, from_inside);
@@ -33,7 +34,12 @@ pub async fn pass<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, flow: Flo
         copy(&mut from_inside, &mut to_outside).await
     };
     let inwards = copy(&mut from_outside, &mut to_inside);
-    let passed = tokio::try_join!(outwards, inwards);
+    let passed = async { tokio::try_join!(outwards, inwards) };
+    // Also while neither side says anything.
+    let passed = tokio::select! {
+        passed = passed => passed,
+        () = revoked.cancelled() => Err(None),
+    };
     if let Err(why) = passed {
         let flow = from_outside.into_inner().unsplit(to_outside);
         if let Some(why) = why {

@@ -148,7 +148,8 @@ async fn what_is_not_what_its_index_says_is_cut_off_and_not_kept() {
     let place = Place::new("hash", &["python-packages"]);
     let (_, came) = place.get("/python/files/demo/bad-1.tar.gz").await;
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!((place.kept(), place.installed()), (0, Vec::new()), "{came:?}");
+    assert_eq!((place.kept(), place.installed()), (0, Vec::new()));
+    assert_ne!(came, b"evil", "the last of it is held back");
     // What is kept here and was changed since is not given a second time.
     assert_eq!(place.get("/python/files/demo/good-1.tar.gz").await.0, 200);
     tokio::time::sleep(Duration::from_millis(100)).await;

@@ -22,17 +22,20 @@ pub async fn listen() -> Option<TcpListener> {
 /// # Errors
 /// The port is not ours.
 pub async fn next(listener: Option<&TcpListener>, heard: Incoming) -> Result<Said, Error> {
-    let failed = |what: String| Error {
-        code: ErrorCode::Unsupported,
-        message: what,
+    let failed = |code: ErrorCode, message: String| Error {
+        code,
+        message,
         layer: Layer::Sandbox,
         ran: Ran::No,
         retry: Retry::Safe,
         fix: "Nothing leaves this sandbox; make another one if something should.".into(),
     };
-    let listener =
-        listener.ok_or_else(|| failed(format!("port {PROXY_PORT} could not be taken at the start")))?;
-    let (stream, _) =
-        listener.accept().await.map_err(|error| failed(format!("no connection could be taken: {error}")))?;
+    let listener = listener.ok_or_else(|| {
+        failed(ErrorCode::Unsupported, format!("port {PROXY_PORT} could not be taken at the start"))
+    })?;
+    let (stream, _) = listener
+        .accept()
+        .await
+        .map_err(|error| failed(ErrorCode::Capacity, format!("no connection could be taken: {error}")))?;
     Ok(ports::carry(stream, heard, None))
 }

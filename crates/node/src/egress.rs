@@ -82,6 +82,14 @@ impl Shared {
                     drop(shared.decisions.send(Decided { sandbox, project, decision }));
                 }
                 Told::Installed(installed) => {
+                    let kept = if installed.cached { ", kept here" } else { "" };
+                    let decision = Decision {
+                        target: "packages.belljar".into(),
+                        ask: format!("given {}", installed.file),
+                        verdict: Ok(format!("{}{kept}", installed.hash)),
+                    };
+                    let (sandbox, project) = (id.clone(), project.clone());
+                    drop(shared.decisions.send(Decided { sandbox, project, decision }));
                     if let Err(error) = shared.journal.add_package(&id, &installed) {
                         tracing::warn!(sandbox = %id, error = crate::error::chain(&error), "a package is not in the lock record");
                     }

@@ -149,6 +149,13 @@ pub async fn packages(
     At(named): At<String>,
 ) -> Answer<Json<Vec<Installed>>> {
     let sandbox = platform.sandbox(&caller, &named).await?;
+    if platform.node.find(&sandbox.id).is_none() {
+        return Err(Error {
+            fix: "Ask for it while the sandbox lives; the audit log names every file that was given.".into(),
+            ..Error::not_found(format!("the lock record of {} is gone with it", sandbox.id))
+        }
+        .into());
+    }
     Ok(Json(platform.node.packages(&sandbox.id)?))
 }
 

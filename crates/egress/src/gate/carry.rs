@@ -1,7 +1,7 @@
 //! One file on its way into a sandbox: from here or from upstream, hashed, metered, and kept if it is what its index says.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 use api::policy::Installed;
@@ -17,6 +17,7 @@ use tokio::io::AsyncReadExt as _;
 use super::store::{Part, Store};
 use super::{ANSWER_WITHIN, Entry, Gate, Hash, Recipient, Wanted, allow};
 use crate::Refusal;
+use crate::flow::SPENT;
 use crate::http::Body;
 
 /// What is read from a file at once.
@@ -33,11 +34,18 @@ enum Hasher {
 }
 
 /// Why nothing more is carried.
-struct Cut;
+enum Cut {
+    /// The program, or what is kept here, is gone.
+    Gone,
+    /// It is not let in any more.
+    Refused(String),
+}
 
 /// The sandbox's end.
 struct Way {
     to: Sender<Bytes, io::Error>,
+    /// Is dead when nobody reads any more.
+    heard: Weak<()>,
     party: Arc<crate::Party>,
     policy: tokio::sync::watch::Receiver<api::policy::Policy>,
     kind: api::policy::Preset,
@@ -56,13 +64,17 @@ impl Gate {
             let (way, response) = Way::open(to, Some(size));
             let (store, entry) = (Arc::clone(&self.store), entry.clone());
             tokio::spawn(async move {
-                if way.carry_kept(file, &entry).await.is_err() {
+                if !way.carry_kept(file, &entry).await {
                     store.forget(&key).await;
                 }
             });
             return Ok(response);
         }
         let answer = self.fetch(&entry.url, &[]).await?;
+        // What cannot be compared must at least be known to be whole.
+        if answer.status() != 200 || (entry.hash == Hash::Unknown && answer.content_length().is_none()) {
+            return Err(Refusal::unreachable("the package index gave no whole answer".into()));
+        }
         if answer.content_length().is_some_and(|length| length > FILE_BYTES_MAX) {
             return Err(Refusal::unreachable(format!("{} is too large", entry.name)));
         }
@@ -70,7 +82,7 @@ impl Gate {
         let (way, response) = Way::open(to, answer.content_length());
         let (store, entry) = (Arc::clone(&self.store), entry.clone());
         tokio::spawn(async move {
-            if let Ok(Some(part)) = way.carry_fetched(answer, part, &entry).await {
+            if let Some(part) = way.carry_fetched(answer, part, &entry).await {
                 store.keep(part).await;
             }
         });
@@ -85,12 +97,12 @@ impl Gate {
             loop {
                 match tokio::time::timeout(ANSWER_WITHIN, answer.chunk()).await {
                     Ok(Ok(Some(piece))) => {
-                        if way.send(piece).await.is_err() {
-                            return way.cut();
+                        if let Err(cut) = way.send(piece).await {
+                            return way.cut(&cut, "");
                         }
                     }
                     Ok(Ok(None)) => return,
-                    Ok(Err(_)) | Err(_) => return way.cut(),
+                    Ok(Err(_)) | Err(_) => return way.cut(&Cut::Gone, ""),
                 }
             }
         });
@@ -100,42 +112,44 @@ impl Gate {
 
 impl Way {
     fn open(to: Recipient<'_>, length: Option<u64>) -> (Self, Response<Body>) {
-        let (sender, body) = Channel::new(PIECES_WAITING);
-        let mut response = Response::new(body.map_err(Into::into).boxed_unsync());
+        let (sender, body) = Channel::<Bytes, io::Error>::new(PIECES_WAITING);
+        let reader = Arc::new(());
+        let heard = Arc::downgrade(&reader);
+        let body = body.map_err(move |error| {
+            let _reader = &reader;
+            error.into()
+        });
+        let mut response = Response::new(body.boxed_unsync());
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
         if let Some(length) = length {
             response.headers_mut().insert(CONTENT_LENGTH, length.into());
         }
         let Recipient { party, policy, kind, package } = to;
-        (Self { to: sender, party: Arc::clone(party), policy, kind, package }, response)
+        (Self { to: sender, heard, party: Arc::clone(party), policy, kind, package }, response)
     }
 
     /// Carries a file that is here, and says whether it still is what it should be.
-    async fn carry_kept(mut self, mut file: tokio::fs::File, entry: &Entry) -> Result<(), Cut> {
+    async fn carry_kept(mut self, mut file: tokio::fs::File, entry: &Entry) -> bool {
         let mut hasher = Hasher::of(&entry.hash);
+        let mut last: Option<Bytes> = None;
         loop {
             let mut piece = BytesMut::with_capacity(PIECE_BYTES);
             match file.read_buf(&mut piece).await {
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(_) => {
-                    self.cut();
-                    return Err(Cut);
+                    self.cut(&Cut::Gone, &entry.name);
+                    return false;
                 }
             }
             hasher.update(&piece);
-            if self.send(piece.freeze()).await.is_err() {
-                self.cut();
-                // Whoever asked is gone; the file is as good as before.
-                return Ok(());
+            if let Err(cut) = self.pass_on(&mut last, piece.freeze()).await {
+                self.cut(&cut, &entry.name);
+                // The file is as good as before.
+                return true;
             }
         }
-        let Some(hash) = hasher.compared(&entry.hash) else {
-            self.cut();
-            return Err(Cut);
-        };
-        self.installed(entry, hash, true);
-        Ok(())
+        self.end(hasher, last, entry, true).await
     }
 
     /// Carries what comes from upstream, and gives back what is to be kept of it.
@@ -144,19 +158,20 @@ impl Way {
         mut answer: reqwest::Response,
         mut part: Option<Part>,
         entry: &Entry,
-    ) -> Result<Option<Part>, Cut> {
+    ) -> Option<Part> {
         let (mut hasher, mut bytes) = (Hasher::of(&entry.hash), 0);
         let expected = answer.content_length();
+        let mut last: Option<Bytes> = None;
         loop {
             let piece = match tokio::time::timeout(ANSWER_WITHIN, answer.chunk()).await {
                 Ok(Ok(Some(piece))) => piece,
                 Ok(Ok(None)) => break,
-                Ok(Err(_)) | Err(_) => return self.fail(),
+                Ok(Err(_)) | Err(_) => {
+                    self.cut(&Cut::Gone, &entry.name);
+                    return None;
+                }
             };
             bytes += piece.len() as u64;
-            if bytes > FILE_BYTES_MAX {
-                return self.fail();
-            }
             hasher.update(&piece);
             if let Some(open) = &mut part
                 && !open.add(&piece).await
@@ -164,29 +179,75 @@ impl Way {
                 part = None;
             }
             // Nothing is fetched for who does not want it any more.
-            if self.send(piece).await.is_err() {
-                return self.fail();
+            let passed = self.pass_on(&mut last, piece).await;
+            if let Err(cut) = passed.and(if bytes > FILE_BYTES_MAX { Err(Cut::Gone) } else { Ok(()) }) {
+                self.cut(&cut, &entry.name);
+                return None;
             }
         }
-        let hash = hasher.compared(&entry.hash).filter(|_| expected.is_none_or(|expected| expected == bytes));
-        let Some(hash) = hash else {
-            tracing::warn!(file = entry.name, "the package index gave other bytes than it says");
-            return self.fail();
-        };
-        self.installed(entry, hash, false);
-        Ok(part)
+        if expected.is_some_and(|expected| expected != bytes) {
+            self.cut(&Cut::Gone, &entry.name);
+            return None;
+        }
+        if self.end(hasher, last, entry, false).await { part } else { None }
     }
 
-    /// Sends a piece, as fast as the policy allows, for as long as it does.
-    async fn send(&mut self, piece: Bytes) -> Result<(), Cut> {
-        let wait = {
-            let policy = self.policy.borrow_and_update();
-            let wanted = Wanted { kind: self.kind, package: self.package.clone(), rest: "" };
-            allow(&policy, &wanted).map_err(|_| Cut)?;
-            self.party.carried(piece.len(), &policy).ok_or(Cut)?
+    /// Sends the piece before this one. The last of a file waits until all of it was compared.
+    async fn pass_on(&mut self, last: &mut Option<Bytes>, piece: Bytes) -> Result<(), Cut> {
+        match last.replace(piece) {
+            Some(before) => self.send(before).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Compares what has passed and sends the last of it; says whether it is what it should be.
+    async fn end(mut self, hasher: Hasher, last: Option<Bytes>, entry: &Entry, cached: bool) -> bool {
+        let Some(hash) = hasher.compared(&entry.hash) else {
+            tracing::warn!(file = entry.name, cached, "a package is not what its index says");
+            self.cut(&Cut::Refused("it is not what its index says".into()), &entry.name);
+            return false;
         };
-        tokio::time::sleep(wait).await;
-        self.to.send_data(piece).await.map_err(|_| Cut)
+        let sent = match last {
+            Some(last) => self.send(last).await,
+            None => Ok(()),
+        };
+        match sent {
+            Ok(()) => self.installed(entry, hash, cached),
+            Err(cut) => self.cut(&cut, &entry.name),
+        }
+        true
+    }
+
+    /// Sends a piece, as fast as the policy allows, for as long as it does and somebody reads.
+    async fn send(&mut self, piece: Bytes) -> Result<(), Cut> {
+        loop {
+            let wait = {
+                let policy = self.policy.borrow_and_update();
+                let wanted = Wanted { kind: self.kind, package: self.package.clone(), rest: "" };
+                allow(&policy, &wanted).map_err(|refusal| Cut::Refused(refusal.why))?;
+                self.party.wait(&policy).ok_or_else(|| Cut::Refused(SPENT.into()))?
+            };
+            if wait.is_zero() {
+                break;
+            }
+            if self.heard.strong_count() == 0 {
+                return Err(Cut::Gone);
+            }
+            tokio::time::sleep(wait).await;
+        }
+        self.party.carried(piece.len(), &self.policy.borrow());
+        let mut changes = self.policy.clone();
+        let mut sending = std::pin::pin!(self.to.send_data(piece));
+        loop {
+            tokio::select! {
+                sent = &mut sending => return sent.map_err(|_| Cut::Gone),
+                // A program that does not read does not keep what it may not have any more.
+                Ok(()) = changes.changed() => {
+                    let wanted = Wanted { kind: self.kind, package: self.package.clone(), rest: "" };
+                    allow(&changes.borrow(), &wanted).map_err(|refusal| Cut::Refused(refusal.why))?;
+                }
+            }
+        }
     }
 
     fn installed(&self, entry: &Entry, hash: String, cached: bool) {
@@ -199,14 +260,12 @@ impl Way {
         }
     }
 
-    /// Without an end, so that nobody takes what came for all there is.
-    fn cut(self) {
+    /// Without an end, so that nobody takes what came for all there is. What was refused is told.
+    fn cut(self, cut: &Cut, file: &str) {
+        if let Cut::Refused(why) = cut {
+            self.party.tell_package(&format!("{} {file}", self.package), Err(&format!("cut: {why}")));
+        }
         self.to.abort(io::ErrorKind::ConnectionReset.into());
-    }
-
-    fn fail<T>(self) -> Result<T, Cut> {
-        self.cut();
-        Err(Cut)
     }
 }
 

@@ -25,6 +25,7 @@ pub fn package(rest: &str) -> Option<String> {
     if !unescaped(path).split('/').all(plain) {
         return None;
     }
+    let path = unescaped(path);
     let is_file = path.starts_with("pool/");
     let file = path.rsplit('/').next()?;
     Some(if is_file { file.split('_').next()?.to_owned() } else { String::new() })
@@ -42,21 +43,16 @@ impl Gate {
             Some(path) => (&self.upstreams.debian_security, path),
             None => (&self.upstreams.debian, wanted.rest.trim_start_matches('/')),
         };
+        // In its one form, so that it is kept once.
+        let path = unescaped(path);
         let url = format!("{}/{path}", base.trim_end_matches('/'));
-        let for_good = path.starts_with("pool/") || path.contains("/by-hash/");
-        if for_good {
-            let name = unescaped(path.rsplit('/').next().unwrap_or_default());
-            let entry = Entry {
-                name,
-                version: String::new(),
-                url,
-                hash: Hash::Unknown,
-                published: None,
-                requires: None,
-                yanked: false,
-            };
+        let name = path.rsplit('/').next().unwrap_or_default().to_owned();
+        let hash = path
+            .rsplit_once("/by-hash/SHA256/")
+            .map_or(Hash::Unknown, |(_, digits)| Hash::Sha256(digits.into()));
+        if path.starts_with("pool/") || hash != Hash::Unknown {
             let to = Recipient { party, policy, kind: wanted.kind, package: wanted.package.clone() };
-            return self.give(&entry, to).await;
+            return self.give(&Entry { name, url, hash, is_young: false }, to).await;
         }
         let conditions = [IF_MODIFIED_SINCE, IF_NONE_MATCH].map(|name| {
             let value = request.headers().get(&name).and_then(|value| value.to_str().ok());

@@ -3,14 +3,11 @@
 use std::sync::Arc;
 
 use api::policy::Policy;
-use bytes::Bytes;
 use hyper::Response;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
-use super::{
-    Entry, Gate, HOST, Hash, Index, Recipient, Wanted, document, is_old_enough, is_plain, nothing, too_young,
-};
+use super::{Asking, Entry, Gate, HOST, Hash, Index, Recipient, Wanted, document, is_old_enough, is_plain};
 use crate::Refusal;
 use crate::http::Body;
 use crate::party::Party;
@@ -39,83 +36,82 @@ impl Gate {
         party: &Arc<Party>,
         policy: watch::Receiver<Policy>,
     ) -> Result<Response<Body>, Refusal> {
-        let name = &wanted.package;
-        let url = format!("{}/{}", self.upstreams.node.trim_end_matches('/'), name.replace('/', "%2f"));
-        let age = policy.borrow().packages.minimum_age_ms;
-        // Only the long form says when a version was published.
-        let (form, accept) = if age == 0 { ("short", SHORT) } else { ("long", LONG) };
-        let index = self.index(&format!("npm {form} {name}"), &url, accept, parse).await?;
-        let Some((_, file)) = wanted.rest.split_once("/-/") else {
-            let shown = shown(name, &index, age).ok_or_else(|| nothing(name))?;
-            return Ok(document("application/json", shown.to_string()));
+        let minimum_age_ms = policy.borrow().packages.minimum_age_ms;
+        let package = wanted.package.clone();
+        let asking = Asking {
+            kind: wanted.kind,
+            url: format!("{}/{}", self.upstreams.node.trim_end_matches('/'), package.replace('/', "%2f")),
+            package,
+            minimum_age_ms,
+            // Only the long form says when a version was published.
+            accept: if minimum_age_ms == 0 { SHORT } else { LONG },
+            parse,
         };
-        let entry = index.files.iter().find(|entry| entry.name == file).ok_or_else(|| nothing(file))?;
-        if !is_old_enough(entry.published.as_deref(), age) {
-            return Err(too_young(wanted, file));
-        }
-        let to = Recipient { party, policy, kind: wanted.kind, package: name.clone() };
-        self.give(entry, to).await
+        let index = self.index(asking, party).await?;
+        let Some((_, file)) = wanted.rest.split_once("/-/") else {
+            return Ok(document("application/json", &index.page, party, &policy));
+        };
+        let to = Recipient { party, policy, kind: wanted.kind, package: wanted.package.clone() };
+        self.give(index.file(file)?, to).await
     }
 }
 
-fn parse(_: &str, _: &str, body: Bytes) -> Option<Index> {
-    let rest: Value = serde_json::from_slice(&body).ok()?;
-    let times = rest.get("time");
-    let entry = |(version, told): (&String, &Value)| {
-        let dist = told.get("dist")?;
-        let url = dist.get("tarball")?.as_str()?;
-        let name = url.rsplit('/').next()?.to_owned();
-        let integrity = dist.get("integrity")?.as_str()?;
-        let sha512 = integrity.split_whitespace().find_map(|one| one.strip_prefix("sha512-"))?.to_owned();
-        let published = times.and_then(|times| times.get(version)).and_then(Value::as_str).map(str::to_owned);
-        let web = url.starts_with("https://") || url.starts_with("http://");
-        (web && is_plain(&name) && is_plain(version)).then(|| Entry {
-            name,
-            version: version.clone(),
-            url: url.to_owned(),
-            hash: Hash::Sha512(sha512),
-            published,
-            requires: None,
-            yanked: false,
-        })
-    };
-    let files = rest.get("versions")?.as_object()?.iter().filter_map(entry).collect();
-    Some(Index { files, body })
-}
-
-/// What a sandbox is told of a package: what is needed to install it.
-fn shown(name: &str, index: &Index, minimum_age_ms: u64) -> Option<Value> {
-    let mut told: Value = serde_json::from_slice(&index.body).ok()?;
-    let mut all = told.get_mut("versions").map(Value::take)?;
-    let mut kept = Map::new();
-    let mut newest: Option<&Entry> = None;
-    for entry in index.files.iter().filter(|entry| is_old_enough(entry.published.as_deref(), minimum_age_ms))
-    {
-        let Some(mut version) = all.get_mut(&entry.version).map(Value::take) else { continue };
-        if let Some(dist) = version.get_mut("dist").and_then(Value::as_object_mut) {
-            dist.insert("tarball".into(), format!("http://{HOST}/npm/{name}/-/{}", entry.name).into());
+/// What the registry says, and what a sandbox is told of it: what is needed to install the package.
+fn parse(asking: &Asking, _: (&str, &str), body: &[u8]) -> Option<Index> {
+    let mut told: Value = serde_json::from_slice(body).ok()?;
+    let Value::Object(versions) = told.get_mut("versions").map(Value::take)? else { return None };
+    let published =
+        |version: &str| told.get("time").and_then(|times| times.get(version)).and_then(Value::as_str);
+    let (mut files, mut kept) = (Vec::new(), Map::new());
+    let mut newest: Option<(&str, String)> = None;
+    for (version, mut about) in versions {
+        let Some((name, url, sha512)) = file(&about).filter(|_| is_plain(&version)) else { continue };
+        let at = published(&version);
+        let is_young = !is_old_enough(at, asking.minimum_age_ms);
+        if !is_young {
+            if let Some(dist) = about.get_mut("dist").and_then(Value::as_object_mut) {
+                dist.insert(
+                    "tarball".into(),
+                    format!("http://{HOST}/npm/{}/-/{name}", asking.package).into(),
+                );
+            }
+            let at = at.unwrap_or_default();
+            if !version.contains('-') && newest.as_ref().is_none_or(|(newest, _)| *newest < at) {
+                newest = Some((at, version.clone()));
+            }
+            kept.insert(version, about);
         }
-        kept.insert(entry.version.clone(), version);
-        let is_release = !entry.version.contains('-');
-        if is_release && newest.is_none_or(|newest| newest.published < entry.published) {
-            newest = Some(entry);
-        }
+        files.push(Entry { name, url, hash: Hash::Sha512(sha512), is_young });
     }
-    let mut tags = told.get_mut("dist-tags").map(Value::take).unwrap_or_default();
+    let newest = newest.map(|(_, version)| version);
+    let mut tags = told.get("dist-tags").cloned().unwrap_or_default();
     if let Some(tags) = tags.as_object_mut() {
         tags.retain(|_, version| version.as_str().is_some_and(|version| kept.contains_key(version)));
         if let Some(newest) = newest
             && !tags.contains_key("latest")
         {
-            tags.insert("latest".into(), newest.version.clone().into());
+            tags.insert("latest".into(), newest.into());
         }
     }
-    Some(json!({ "name": name, "dist-tags": tags, "versions": kept }))
+    let page = json!({ "name": asking.package, "dist-tags": tags, "versions": kept });
+    Some(Index { files, page: page.to_string().into() })
+}
+
+/// The file of a version, where it is, and its SHA-512; none if it has no hash to compare.
+fn file(version: &Value) -> Option<(String, String, String)> {
+    let dist = version.get("dist")?;
+    let url = dist.get("tarball")?.as_str()?;
+    let name = url.rsplit('/').next()?.to_owned();
+    let integrity = dist.get("integrity")?.as_str()?;
+    let sha512 = integrity.split_whitespace().find_map(|one| one.strip_prefix("sha512-"))?.to_owned();
+    let web = url.starts_with("https://") || url.starts_with("http://");
+    (web && is_plain(&name)).then(|| (name, url.to_owned(), sha512))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use api::policy::Preset;
 
     #[test]
     fn versions_that_are_too_young_or_have_no_hash_are_not_shown_and_tags_follow() {
@@ -125,16 +121,29 @@ mod tests {
             "1.1.0":{"dist":{"tarball":"https://r.example/demo/-/demo-1.1.0.tgz","integrity":"sha512-abd="}},
             "1.2.0":{"dist":{"tarball":"https://r.example/demo/-/demo-1.2.0.tgz","shasum":"00"}},
             "2.0.0":{"dist":{"tarball":"https://r.example/demo/-/demo-2.0.0.tgz","integrity":"sha512-abe="}}}}"#;
-        let index = parse("", "", body.into()).unwrap();
-        let all = shown("demo", &index, 0).unwrap();
-        assert_eq!(all["versions"].as_object().unwrap().len(), 3);
+        let told = |minimum_age_ms| {
+            let (url, accept) = (String::new(), LONG);
+            let asking = Asking {
+                kind: Preset::NodePackages,
+                package: "demo".into(),
+                minimum_age_ms,
+                url,
+                accept,
+                parse,
+            };
+            let index = parse(&asking, ("", ""), body.as_bytes()).unwrap();
+            let young: Vec<String> =
+                index.files.iter().filter(|file| file.is_young).map(|file| file.name.clone()).collect();
+            (serde_json::from_slice::<Value>(&index.page).unwrap(), young)
+        };
+        let (all, young) = told(0);
+        assert_eq!((all["versions"].as_object().unwrap().len(), young.len()), (3, 0));
         assert_eq!(all["dist-tags"]["latest"], "2.0.0");
-        let old = shown("demo", &index, 86_400_000).unwrap();
+        let (old, young) = told(86_400_000);
         assert_eq!(old["versions"].as_object().unwrap().keys().collect::<Vec<_>>(), ["1.0.0", "1.1.0"]);
+        assert_eq!(young, ["demo-2.0.0.tgz"]);
         assert_eq!(old["dist-tags"]["latest"], "1.1.0");
-        assert_eq!(
-            old["versions"]["1.1.0"]["dist"]["tarball"],
-            "http://packages.belljar/npm/demo/-/demo-1.1.0.tgz"
-        );
+        let tarball = &old["versions"]["1.1.0"]["dist"]["tarball"];
+        assert_eq!(tarball, "http://packages.belljar/npm/demo/-/demo-1.1.0.tgz");
     }
 }

@@ -4,15 +4,12 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use api::policy::Policy;
-use bytes::Bytes;
 use hyper::Response;
 use reqwest::Url;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{
-    Entry, Gate, Hash, Index, Recipient, Wanted, document, is_old_enough, is_plain, nothing, too_young,
-};
+use super::{Asking, Entry, Gate, Hash, Index, Recipient, Wanted, document, is_old_enough, is_plain};
 use crate::Refusal;
 use crate::http::Body;
 use crate::party::Party;
@@ -52,53 +49,71 @@ impl Gate {
         party: &Arc<Party>,
         policy: watch::Receiver<Policy>,
     ) -> Result<Response<Body>, Refusal> {
-        let name = &wanted.package;
-        let url = format!("{}/{name}/", self.upstreams.python.trim_end_matches('/'));
-        let index = self.index(&format!("python {name}"), &url, ACCEPT, parse).await?;
-        let age = policy.borrow().packages.minimum_age_ms;
-        let Some(file) = wanted.rest.strip_prefix("files/").and_then(|rest| rest.split('/').nth(1)) else {
-            let files = index.files.iter().filter(|file| is_old_enough(file.published.as_deref(), age));
-            return Ok(document("text/html; charset=utf-8", page(name, files)));
+        let asking = Asking {
+            kind: wanted.kind,
+            package: wanted.package.clone(),
+            minimum_age_ms: policy.borrow().packages.minimum_age_ms,
+            url: format!("{}/{}/", self.upstreams.python.trim_end_matches('/'), wanted.package),
+            accept: ACCEPT,
+            parse,
         };
-        let entry = index.files.iter().find(|entry| entry.name == file).ok_or_else(|| nothing(file))?;
-        if !is_old_enough(entry.published.as_deref(), age) {
-            return Err(too_young(wanted, file));
-        }
-        let to = Recipient { party, policy, kind: wanted.kind, package: name.clone() };
-        self.give(entry, to).await
+        let index = self.index(asking, party).await?;
+        let Some(file) = wanted.rest.strip_prefix("files/").and_then(|rest| rest.split('/').nth(1)) else {
+            return Ok(document("text/html; charset=utf-8", &index.page, party, &policy));
+        };
+        let to = Recipient { party, policy, kind: wanted.kind, package: wanted.package.clone() };
+        self.give(index.file(file)?, to).await
     }
 }
 
-/// What an index says.
-fn parse(kind: &str, at: &str, body: Bytes) -> Option<Index> {
-    let base = Url::parse(at).ok()?;
-    let files = if kind.contains("json") {
-        from_json(&base, &body)?
-    } else {
-        from_html(&base, std::str::from_utf8(&body).ok()?)
-    };
-    Some(Index { files, body: Bytes::new() })
+/// One file, as an index lists it.
+#[derive(Debug, PartialEq, Eq)]
+struct Listed {
+    name: String,
+    url: String,
+    sha256: String,
+    published: Option<String>,
+    requires: Option<String>,
+    yanked: bool,
 }
 
-fn from_json(base: &Url, body: &[u8]) -> Option<Vec<Entry>> {
+/// What an index says, and what a sandbox is told of it.
+fn parse(asking: &Asking, (kind, at): (&str, &str), body: &[u8]) -> Option<Index> {
+    let listed = listed(kind, at, body)?;
+    let is_young = |file: &Listed| !is_old_enough(file.published.as_deref(), asking.minimum_age_ms);
+    let page = page(&asking.package, listed.iter().filter(|file| !is_young(file)));
+    let files = listed.into_iter().map(|file| Entry {
+        is_young: is_young(&file),
+        name: file.name,
+        url: file.url,
+        hash: Hash::Sha256(file.sha256),
+    });
+    Some(Index { files: files.collect(), page: page.into() })
+}
+
+fn listed(kind: &str, at: &str, body: &[u8]) -> Option<Vec<Listed>> {
+    let base = Url::parse(at).ok()?;
+    if kind.contains("json") {
+        from_json(&base, body)
+    } else {
+        Some(from_html(&base, std::str::from_utf8(body).ok()?))
+    }
+}
+
+fn from_json(base: &Url, body: &[u8]) -> Option<Vec<Listed>> {
     let page: Value = serde_json::from_slice(body).ok()?;
     let entry = |file: &Value| {
         let text = |name: &str| file.get(name).and_then(Value::as_str).map(str::to_owned);
         let sha256 = file.get("hashes")?.get("sha256")?.as_str()?.to_owned();
         let yanked = file.get("yanked").is_some_and(|yanked| yanked.as_bool() != Some(false));
-        entry(
-            base,
-            &text("url")?,
-            text("filename")?,
-            sha256,
-            (text("upload-time"), text("requires-python"), yanked),
-        )
+        let told = (text("upload-time"), text("requires-python"), yanked);
+        entry(base, &text("url")?, text("filename")?, sha256, told)
     };
     Some(page.get("files")?.as_array()?.iter().filter_map(entry).collect())
 }
 
 /// The anchors of a page. Whatever else is on it is not looked at.
-fn from_html(base: &Url, text: &str) -> Vec<Entry> {
+fn from_html(base: &Url, text: &str) -> Vec<Listed> {
     let mut files = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find("<a ") {
@@ -127,26 +142,25 @@ fn entry(
     name: String,
     sha256: String,
     (published, requires, yanked): (Option<String>, Option<String>, bool),
-) -> Option<Entry> {
+) -> Option<Listed> {
     let url = base.join(url).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
     let is_hash = sha256.len() == 64 && sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
-    (is_plain(&name) && is_hash).then(|| Entry {
-        version: String::new(),
+    let sha256 = sha256.to_ascii_lowercase();
+    (is_plain(&name) && is_hash).then(|| Listed {
         name,
         url: url.into(),
-        hash: Hash::Sha256(sha256.to_ascii_lowercase()),
+        sha256,
         published,
         requires,
         yanked,
     })
 }
 
-fn page<'a>(name: &str, files: impl Iterator<Item = &'a Entry>) -> String {
+fn page<'a>(name: &str, files: impl Iterator<Item = &'a Listed>) -> String {
     let mut text = format!(
         "<!DOCTYPE html>\n<html><head><meta name=\"pypi:repository-version\" content=\"1.0\"><title>{name}</title></head><body>\n"
     );
-    for Entry { name: file, hash, requires, yanked, .. } in files {
-        let Hash::Sha256(sha256) = hash else { continue };
+    for Listed { name: file, sha256, requires, yanked, .. } in files {
         let _ = write!(text, "<a href=\"../../files/{name}/{file}#sha256={sha256}\"");
         if let Some(requires) = requires {
             let _ = write!(text, " data-requires-python=\"{}\"", escaped(requires));
@@ -189,19 +203,14 @@ mod tests {
             {{"filename":"demo-2.0.tar.gz","url":"https://files.example/demo-2.0.tar.gz","hashes":{{"sha256":"{HASH}"}},"yanked":"bad"}},
             {{"filename":"no-hash.tar.gz","url":"https://files.example/no-hash.tar.gz","hashes":{{}}}}]}}"#
         );
-        let from_html = parse("text/html", AT, html.into()).unwrap().files;
-        let from_json = parse("application/vnd.pypi.simple.v1+json", AT, json.into()).unwrap().files;
+        let from_html = listed("text/html", AT, html.as_bytes()).unwrap();
+        let from_json = listed("application/vnd.pypi.simple.v1+json", AT, json.as_bytes()).unwrap();
         assert_eq!(from_html, from_json);
         assert_eq!(from_html.len(), 2);
         assert_eq!(from_html[0].url, "https://index.example/files/demo-1.0.tar.gz");
         let page = page("demo", from_html.iter());
         assert!(page.contains("data-requires-python=\"&gt;=3.8\"") && page.contains("data-yanked"), "{page}");
-        assert_eq!(
-            parse("text/html", "http://packages.belljar/python/simple/demo/", page.clone().into())
-                .unwrap()
-                .files
-                .len(),
-            2
-        );
+        let again = listed("text/html", "http://packages.belljar/python/simple/demo/", page.as_bytes());
+        assert_eq!(again.unwrap().len(), 2);
     }
 }

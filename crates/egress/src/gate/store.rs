@@ -5,43 +5,48 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
+use tokio::io::AsyncWriteExt as _;
 
 /// What all of them may take.
 const BYTES_MAX: u64 = 20 << 30;
 /// What is removed down to, when it is more.
 const BYTES_KEPT: u64 = 16 << 30;
+/// What was begun and not finished for so long is nobody's.
+const PART_OLD: Duration = Duration::from_secs(24 * 3600);
 
-/// The files of one directory.
+/// The files of one directory. Several processes may use it.
 pub struct Store {
     directory: PathBuf,
     /// What of the disk stays free.
     reserve_bytes: u64,
-    /// What they take, those that are coming included, as far as is known.
-    bytes: Arc<AtomicU64>,
+    /// What they take, as far as is known.
+    kept: AtomicU64,
+    /// What is coming takes.
+    coming: Arc<AtomicU64>,
     count: AtomicU64,
 }
 
 /// A file that is not whole yet. Dropping it removes it.
 pub struct Part {
-    pub path: PathBuf,
-    pub file: tokio::fs::File,
+    path: PathBuf,
+    file: tokio::fs::File,
     place: PathBuf,
-    kept: bool,
+    is_kept: bool,
     written: u64,
-    all: Arc<AtomicU64>,
+    coming: Arc<AtomicU64>,
+    room: u64,
 }
 
 impl Store {
     pub fn new(directory: &Path, reserve_bytes: u64) -> Self {
-        // What a server before this one did not finish is nobody's.
-        let _ = fs::remove_dir_all(directory.join("parts"));
-        let bytes = Arc::<AtomicU64>::default();
-        let store = Self { directory: directory.to_owned(), reserve_bytes, bytes, count: AtomicU64::new(0) };
-        let known = store.all().map_or(0, |files| files.iter().map(|file| file.1).sum());
-        store.bytes.store(known, Ordering::Relaxed);
+        let coming = Arc::<AtomicU64>::default();
+        let (kept, count) = (AtomicU64::new(0), AtomicU64::new(0));
+        let store = Self { directory: directory.to_owned(), reserve_bytes, kept, coming, count };
+        let known = store.files().map_or(0, |files| files.iter().map(|file| file.1).sum());
+        store.kept.store(known, Ordering::Relaxed);
         store
     }
 
@@ -52,7 +57,7 @@ impl Store {
 
     /// A file that is here, and its size.
     pub async fn open(&self, key: &str) -> Option<(tokio::fs::File, u64)> {
-        let path = self.directory.join("files").join(key);
+        let path = self.place(key);
         let file = tokio::fs::File::open(&path).await.ok()?;
         let size = file.metadata().await.ok()?.len();
         // What is asked for often is removed last.
@@ -65,39 +70,48 @@ impl Store {
 
     /// A place for one that is coming; none where there is too much already, or no room.
     pub async fn begin(&self, key: &str) -> Option<Part> {
-        if self.bytes.load(Ordering::Relaxed) >= BYTES_MAX {
-            return None;
-        }
+        let taken = self.kept.load(Ordering::Relaxed) + self.coming.load(Ordering::Relaxed);
+        let room = BYTES_MAX.checked_sub(taken).filter(|room| *room > 0)?;
         let parts = self.directory.join("parts");
         tokio::fs::create_dir_all(&parts).await.ok()?;
         tokio::fs::create_dir_all(self.directory.join("files")).await.ok()?;
-        let room = rustix::fs::statvfs(&parts).ok()?;
-        if room.f_bavail.saturating_mul(room.f_frsize) <= self.reserve_bytes {
-            return None;
-        }
+        let disk = rustix::fs::statvfs(&parts).ok()?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        let room = free.checked_sub(self.reserve_bytes).filter(|free| *free > 0)?.min(room);
         let number = self.count.fetch_add(1, Ordering::Relaxed);
-        let path = parts.join(format!("{key}-{number}"));
+        let path = parts.join(format!("{key}-{}-{number}", std::process::id()));
         let file = tokio::fs::File::create_new(&path).await.ok()?;
-        let place = self.directory.join("files").join(key);
-        Some(Part { path, file, place, kept: false, written: 0, all: Arc::clone(&self.bytes) })
+        let coming = Arc::clone(&self.coming);
+        Some(Part { path, file, place: self.place(key), is_kept: false, written: 0, coming, room })
     }
 
     /// Keeps one that is whole.
     pub async fn keep(&self, mut part: Part) {
-        use tokio::io::AsyncWriteExt as _;
-        if part.file.flush().await.is_ok() && tokio::fs::rename(&part.path, &part.place).await.is_ok() {
-            part.kept = true;
+        // On the disk before it has its name: a power cut must not leave half a file under it.
+        let whole = part.file.flush().await.is_ok() && part.file.sync_all().await.is_ok();
+        if whole && tokio::fs::rename(&part.path, &part.place).await.is_ok() {
+            part.is_kept = true;
+            self.kept.fetch_add(part.written, Ordering::Relaxed);
         }
     }
 
     /// Removes one that is not what it should be.
     pub async fn forget(&self, key: &str) {
-        let _ = tokio::fs::remove_file(self.directory.join("files").join(key)).await;
+        let _ = tokio::fs::remove_file(self.place(key)).await;
     }
 
     /// Removes those that were not asked for in the longest time, where there is too much.
     pub fn tidy(&self) -> io::Result<()> {
-        let mut files = self.all()?;
+        let gone = |removed: io::Result<()>| match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
+        for (path, _, written) in list(&self.directory.join("parts"))? {
+            if written.elapsed().is_ok_and(|age| age > PART_OLD) {
+                gone(fs::remove_file(path))?;
+            }
+        }
+        let mut files = self.files()?;
         let mut bytes: u64 = files.iter().map(|file| file.1).sum();
         if bytes >= BYTES_MAX {
             files.sort_by_key(|file| file.2);
@@ -105,44 +119,53 @@ impl Store {
                 if bytes <= BYTES_KEPT {
                     break;
                 }
-                fs::remove_file(path)?;
+                gone(fs::remove_file(path))?;
                 bytes -= size;
             }
         }
-        self.bytes.store(bytes, Ordering::Relaxed);
+        self.kept.store(bytes, Ordering::Relaxed);
         Ok(())
     }
 
-    fn all(&self) -> io::Result<Vec<(PathBuf, u64, SystemTime)>> {
-        let entries = match fs::read_dir(self.directory.join("files")) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other?,
-        };
-        let mut files = Vec::new();
-        for entry in entries {
-            let entry = entry?;
-            let known = entry.metadata()?;
-            files.push((entry.path(), known.len(), known.modified()?));
-        }
-        Ok(files)
+    fn place(&self, key: &str) -> PathBuf {
+        self.directory.join("files").join(key)
+    }
+
+    fn files(&self) -> io::Result<Vec<(PathBuf, u64, SystemTime)>> {
+        list(&self.directory.join("files"))
     }
 }
 
 impl Part {
-    /// Adds to it; no where there is too much of everything.
+    /// Adds to it; no where there is no room for more.
     pub async fn add(&mut self, piece: &[u8]) -> bool {
-        use tokio::io::AsyncWriteExt as _;
         self.written += piece.len() as u64;
-        let all = self.all.fetch_add(piece.len() as u64, Ordering::Relaxed);
-        all < BYTES_MAX && self.file.write_all(piece).await.is_ok()
+        self.coming.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        self.written <= self.room && self.file.write_all(piece).await.is_ok()
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        if !self.kept {
-            self.all.fetch_sub(self.written, Ordering::Relaxed);
+        self.coming.fetch_sub(self.written, Ordering::Relaxed);
+        if !self.is_kept {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// What is in a directory: where, how large, when written.
+fn list(directory: &Path) -> io::Result<Vec<(PathBuf, u64, SystemTime)>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        // One that was removed just now is none.
+        let Ok(known) = entry.metadata() else { continue };
+        files.push((entry.path(), known.len(), known.modified()?));
+    }
+    Ok(files)
 }

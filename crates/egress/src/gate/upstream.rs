@@ -10,6 +10,7 @@ use reqwest::{Url, redirect};
 use rustls_platform_verifier::BuilderVerifierExt as _;
 
 use crate::address;
+use crate::resolve::Names;
 
 /// No host takes longer to take a connection.
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
@@ -70,8 +71,16 @@ impl Upstreams {
     pub(super) fn with_login(&self, address: &str) -> String {
         let Ok(mut url) = Url::parse(address) else { return address.to_owned() };
         let known = [&self.python, &self.node, &self.debian, &self.debian_security];
+        // Only beside the index itself: what else the same password opens is not for sandboxes.
+        let beside = |one: &Url| {
+            let path = one.path().trim_end_matches('/');
+            url.path().starts_with(path.get(..=path.rfind('/').unwrap_or(0)).unwrap_or("/"))
+        };
         let same = known.into_iter().filter_map(|one| Url::parse(one).ok()).find(|one| {
-            !one.username().is_empty() && one.origin() == url.origin() && url.username().is_empty()
+            !one.username().is_empty()
+                && one.origin() == url.origin()
+                && url.username().is_empty()
+                && beside(one)
         });
         if let Some(login) = same {
             let _ = url.set_username(login.username());
@@ -89,12 +98,12 @@ const REDIRECTS_MAX: usize = 5;
 impl Upstreams {
     /// The hosts that the operator, or this machine's own configuration, has named: they may be in a private network. What they name
     /// in turn may not.
-    fn named(&self) -> Vec<String> {
+    fn named(&self) -> Vec<(String, u16)> {
         let all = [&self.python, &self.node, &self.debian, &self.debian_security];
-        let hosts = all.into_iter().filter_map(|one| Url::parse(one).ok()?.host_str().map(str::to_owned));
-        let mut hosts: Vec<String> = hosts.collect();
-        if hosts.iter().any(|host| host == "pypi.org") {
-            hosts.push(PYTHON_FILES.into());
+        let mut hosts: Vec<(String, u16)> =
+            all.into_iter().filter_map(|one| place(&Url::parse(one).ok()?)).collect();
+        if hosts.iter().any(|(host, _)| host == "pypi.org") {
+            hosts.push((PYTHON_FILES.into(), 443));
         }
         hosts
     }
@@ -105,25 +114,48 @@ impl Upstreams {
     }
 }
 
-fn may_dial(named: &[String], url: &Url) -> bool {
-    let Some(host) = url.host_str() else { return false };
+fn may_dial(named: &[(String, u16)], url: &Url) -> bool {
+    let Some((host, port)) = place(url) else { return false };
+    if named.iter().any(|(one, _)| *one == host) {
+        // Of a host that was named, the port that was named: others are not for packages.
+        return named.iter().any(|(one, on)| *one == host && *on == port);
+    }
     let literal: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
-    let public = literal.is_none_or(|address| address::refused(address).is_none());
-    matches!(url.scheme(), "http" | "https") && (public || named.iter().any(|one| one == host))
+    literal.is_none_or(|address| address::refused(address).is_none())
 }
 
-/// Resolves as this machine does; what nobody has named must be public.
+fn place(url: &Url) -> Option<(String, u16)> {
+    let web = matches!(url.scheme(), "http" | "https");
+    Some((url.host_str().filter(|_| web)?.to_owned(), url.port_or_known_default()?))
+}
+
+/// The host of the proxy that this machine goes through, if it does.
+fn proxies() -> Vec<String> {
+    let names = ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
+    let values = names.into_iter().filter_map(|name| std::env::var(name).ok());
+    values.filter_map(|value| Url::parse(&value).ok()?.host_str().map(str::to_owned)).collect()
+}
+
+/// Resolves what was named as this machine does; what was not must be public.
 struct Resolver {
     named: Vec<String>,
+    names: Arc<Names>,
 }
 
 impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {
         let is_named = self.named.iter().any(|one| one == name.as_str());
+        let names = Arc::clone(&self.names);
         Box::pin(async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            let may = |one: &SocketAddr| is_named || address::refused(one.ip()).is_none();
-            let addresses: Vec<SocketAddr> = found.filter(may).collect();
+            let addresses: Vec<SocketAddr> = if is_named {
+                tokio::net::lookup_host((name.as_str(), 0)).await?.collect()
+            } else {
+                let found = names.look_up(name.as_str()).await.into_iter();
+                found
+                    .filter(|one| address::refused(*one).is_none())
+                    .map(|one| SocketAddr::new(one, 0))
+                    .collect()
+            };
             Ok(Box::new(addresses.into_iter()) as Addrs)
         })
     }
@@ -132,7 +164,8 @@ impl Resolve for Resolver {
 /// A client for them, with the certificates and the proxy of this machine.
 pub(super) fn client(upstreams: &Upstreams) -> Option<reqwest::Client> {
     let named = upstreams.named();
-    let resolver = Resolver { named: named.clone() };
+    let hosts = named.iter().map(|(host, _)| host.clone()).chain(proxies()).collect();
+    let resolver = Resolver { named: hosts, names: Arc::default() };
     let redirects = redirect::Policy::custom(move |attempt| {
         if attempt.previous().len() > REDIRECTS_MAX || !may_dial(&named, attempt.url()) {
             return attempt.error("it leads too far, or to an address that is not public");
@@ -214,6 +247,13 @@ mod tests {
         );
         let own = Upstreams { python: "https://u:p@m.example/simple".into(), ..Upstreams::default() };
         assert_eq!(own.with_login("https://m.example/files/x"), "https://u:p@m.example/files/x");
+        let deep =
+            Upstreams { python: "https://u:p@m.example/a/pypi/simple/".into(), ..Upstreams::default() };
+        assert_eq!(
+            deep.with_login("https://m.example/a/pypi/files/x"),
+            "https://u:p@m.example/a/pypi/files/x"
+        );
+        assert_eq!(deep.with_login("https://m.example/a/secret/x"), "https://m.example/a/secret/x");
         for other in ["https://n.example/files/x", "http://m.example/files/x", "https://m.example:444/x"] {
             assert_eq!(own.with_login(other), other);
         }
@@ -221,6 +261,7 @@ mod tests {
         for (address, may) in [
             ("http://10.0.0.5/debian/x", true),
             ("https://m.example/x", true),
+            ("http://10.0.0.5:8080/x", false),
             ("http://10.0.0.6/x", false),
             ("http://169.254.169.254/latest", false),
             ("http://[::ffff:169.254.169.254]/", false),
