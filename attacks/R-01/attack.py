@@ -8,13 +8,17 @@ answers = {}
 own = {str(os.getpid())}
 
 
+def is_guest(entry):
+    with open("/proc/%s/comm" % entry) as comm:
+        return comm.read().strip() == "guest"
+
+
 def look_at_descriptors(entry):
     """Tries to open what process 1, or a child of it that is not yet another program, has open."""
     who = "process-1" if entry == "1" else "half-born"
     try:
-        with open("/proc/%s/comm" % entry) as comm:
-            if comm.read().strip() != "guest":
-                return
+        if not is_guest(entry):
+            return
         numbers = os.listdir("/proc/%s/fd" % entry)
     except OSError as error:
         answers.setdefault(who, set()).add(name(error.errno))
@@ -28,8 +32,9 @@ def look_at_descriptors(entry):
                 # A device from which nothing can be read is `/dev/null`, also where a kernel of its own shows no number.
                 is_null = stat.S_ISCHR(os.fstat(descriptor).st_mode) and (flags == os.O_WRONLY or not os.read(descriptor, 1))
                 os.close(descriptor)
-                # Everybody may have these two: `/dev/null`, and what `/proc` shows to all.
-                if not is_null and not target.startswith("/proc"):
+                # Everybody may have these two: `/dev/null`, and what `/proc` shows to all. And a child that has become its program
+                # since it was looked at is a process of the same user, which may open what belongs to that user.
+                if not is_null and not target.startswith("/proc") and is_guest(entry):
                     answers.setdefault(who, set()).add("ok:%s:%s" % ("read" if flags == os.O_RDONLY else "write", target))
             except OSError as error:
                 answers.setdefault(who, set()).add(name(error.errno))
