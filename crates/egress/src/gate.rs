@@ -125,8 +125,7 @@ struct Wanted<'a> {
 }
 
 impl Gate {
-    /// A gate that keeps what it fetched below this directory.
-    /// So many bytes of its disk stay free.
+    /// A gate that keeps what it fetched below this directory, as long as so many bytes of its disk stay free.
     pub fn new(directory: &Path, upstreams: Upstreams, reserve_bytes: u64) -> Self {
         Self {
             upstreams,

@@ -130,10 +130,10 @@ impl Visit {
 
     /// A request in the clear, to the host it names.
     async fn forward(&self, mut request: Request<Incoming>, asked: Asked) -> Response<Body> {
-        if let (Some(gate), (Host::Name(name), CLEAR_PORT)) = (&self.broker.gate, (&asked.host, asked.port))
+        if let (Host::Name(name), CLEAR_PORT) = (&asked.host, asked.port)
             && name == gate::HOST
         {
-            return gate.answer(&request, &self.party).await;
+            return self.broker.gate.answer(&request, &self.party).await;
         }
         let authority = match (&asked.host, asked.port) {
             (host, CLEAR_PORT) => host.authority(CLEAR_PORT).trim_end_matches(":80").to_owned(),

@@ -23,7 +23,8 @@
 //! | `tunnel` | bytes both ways, after a look at the name that TLS asks for |
 //!
 //! Invariants: the host that is matched is the host that is resolved and dialled; an address is looked at after resolution and is the
-//! one that is dialled; nothing is decided twice; every decision is told once.
+//! one that is dialled; every decision is told once, or counted where they come as a flood. What goes through a tunnel to port 80 of a name is
+//! decided twice: as a tunnel, and request by request.
 
 #![forbid(unsafe_code)]
 
@@ -65,11 +66,9 @@ const DIAL_ALL_WITHIN: Duration = Duration::from_secs(15);
 const SOCKS: u8 = 5;
 
 /// Takes connections of sandboxes and makes those that are allowed.
-#[derive(Default)]
 pub struct Broker {
     names: Names,
-    /// Without one there are no packages.
-    gate: Option<Gate>,
+    gate: Gate,
 }
 
 /// Why something was not done, in words for the program that asked.
@@ -112,12 +111,12 @@ impl Visit {
 impl Broker {
     /// A broker with the resolver that this machine is configured for, and packages from this gate.
     pub fn new(gate: Gate) -> Self {
-        Self { names: Names::default(), gate: Some(gate) }
+        Self { names: Names::default(), gate }
     }
 
     /// Its gate.
-    pub fn gate(&self) -> Option<&Gate> {
-        self.gate.as_ref()
+    pub fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     /// Serves one connection of a program inside to its end.

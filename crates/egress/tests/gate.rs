@@ -193,3 +193,36 @@ async fn a_policy_that_is_withdrawn_cuts_what_is_on_its_way() {
     let ((_, came), ()) = tokio::join!(place.get("/python/files/demo/large-1.tar.gz"), withdraw);
     assert!(came.len() < LARGE, "{} bytes came", came.len());
 }
+
+#[tokio::test]
+async fn whoever_has_carried_all_that_the_policy_allows_gets_nothing_by_asking_anew() {
+    let place = Place::new("spent", &["python-packages"]);
+    place.policy.send_replace(Policy { bytes_max: 10, ..Policy::of_words(&["python-packages"]).unwrap() });
+    assert_eq!(
+        place.get("/python/simple/demo/").await.0,
+        200,
+        "the first is begun before anything was carried"
+    );
+    let (status, why) = place.get("/python/simple/demo/").await;
+    let why = String::from_utf8(why).unwrap();
+    assert_eq!(status, 403);
+    assert!(why.starts_with("belljar: this sandbox has carried as many bytes as its policy allows"), "{why}");
+}
+
+/// One line for each would fill the audit log, and hide in it what others do.
+#[tokio::test]
+async fn a_flood_of_nonsense_is_told_as_a_number() {
+    const REQUESTS: usize = 3000;
+    let place = Place::new("flood", &[]);
+    let (near, far) = tokio::io::duplex(64 << 10);
+    tokio::spawn(Arc::clone(&place.broker).serve(far, Arc::clone(&place.party)));
+    let (mut answers, mut requests) = tokio::io::split(near);
+    let drained = tokio::spawn(async move { tokio::io::copy(&mut answers, &mut tokio::io::sink()).await });
+    for _ in 0..REQUESTS {
+        requests.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    }
+    requests.shutdown().await.unwrap();
+    drained.await.unwrap().unwrap();
+    let told = place.told.lock().unwrap().len();
+    assert!((1..300).contains(&told), "{REQUESTS} requests became {told} lines");
+}

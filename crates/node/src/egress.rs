@@ -8,6 +8,7 @@ use api::exec::ExecSpec;
 use api::policy::{Installed, Policy, Preset};
 use api::{ErrorCode, SandboxId, limits};
 use bytes::Bytes;
+use egress::gate::HOST;
 pub use egress::gate::upstream::Upstreams;
 pub use egress::{Broker, Decision, Gate, Party, Told};
 use hyper::Method;
@@ -57,9 +58,7 @@ impl Node {
         entry.set_policy(record.sandbox.policy);
         Ok(entry.shown())
     }
-}
 
-impl Node {
     /// The packages that a sandbox was given, for as long as it is known here.
     ///
     /// # Errors
@@ -84,7 +83,7 @@ impl Shared {
                 Told::Installed(installed) => {
                     let kept = if installed.cached { ", kept here" } else { "" };
                     let decision = Decision {
-                        target: "packages.belljar".into(),
+                        target: HOST.into(),
                         ask: format!("given {}", installed.file),
                         verdict: Ok(format!("{}{kept}", installed.hash)),
                     };
@@ -133,14 +132,15 @@ pub fn packages(data: &Path) -> PathBuf {
 #[must_use]
 pub fn pointed(policy: &Policy, mut spec: ExecSpec) -> ExecSpec {
     for preset in &policy.presets {
+        let index = format!("http://{HOST}/python/simple/");
         let variables: &[(&str, &str)] = match preset {
             Preset::PythonPackages => &[
-                ("PIP_INDEX_URL", "http://packages.belljar/python/simple/"),
-                ("PIP_TRUSTED_HOST", "packages.belljar"),
-                ("UV_DEFAULT_INDEX", "http://packages.belljar/python/simple/"),
-                ("UV_INSECURE_HOST", "packages.belljar"),
+                ("PIP_INDEX_URL", &index),
+                ("PIP_TRUSTED_HOST", HOST),
+                ("UV_DEFAULT_INDEX", &index),
+                ("UV_INSECURE_HOST", HOST),
             ],
-            Preset::NodePackages => &[("NPM_CONFIG_REGISTRY", "http://packages.belljar/npm/")],
+            Preset::NodePackages => &[("NPM_CONFIG_REGISTRY", &format!("http://{HOST}/npm/"))],
             Preset::DebianPackages | Preset::Git => &[],
         };
         for (name, value) in variables {

@@ -297,7 +297,7 @@ impl Node {
         self.shared.datasets.tidy().await?;
         let (data, broker) = (self.shared.data.clone(), Arc::clone(&self.shared.broker));
         let tidied = move || {
-            let packages = broker.gate().map_or(Ok(()), Gate::tidy);
+            let packages = broker.gate().tidy();
             packages.map_err(|source| Error::System { act: "remove old packages".into(), source })?;
             template::tidy(&data)
         };

@@ -22,10 +22,10 @@ pub fn package(rest: &str) -> Option<String> {
             && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._+~:-".contains(&byte))
     };
     // apt escapes what stands in versions.
-    if !unescaped(path).split('/').all(plain) {
+    let path = unescaped(path);
+    if !path.split('/').all(plain) {
         return None;
     }
-    let path = unescaped(path);
     let is_file = path.starts_with("pool/");
     let file = path.rsplit('/').next()?;
     Some(if is_file { file.split('_').next()?.to_owned() } else { String::new() })
@@ -61,22 +61,19 @@ impl Gate {
         let conditions: Vec<_> =
             conditions.iter().flatten().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let answer = self.fetch(&url, &conditions).await?;
-        let mut response = if answer.status() == 304 {
+        if answer.status() == 304 {
             let mut response = Response::new(full(""));
             *response.status_mut() = StatusCode::NOT_MODIFIED;
-            response
-        } else {
-            let headers = answer.headers().clone();
-            let mut response =
-                self.pass(answer, Recipient { party, policy, kind: wanted.kind, package: String::new() });
-            for name in [LAST_MODIFIED, ETAG] {
-                if let Some(value) = headers.get(&name) {
-                    response.headers_mut().insert(name, value.clone());
-                }
+            return Ok(response);
+        }
+        let headers = answer.headers().clone();
+        let mut response =
+            self.pass(answer, Recipient { party, policy, kind: wanted.kind, package: String::new() });
+        for name in [LAST_MODIFIED, ETAG] {
+            if let Some(value) = headers.get(&name) {
+                response.headers_mut().insert(name, value.clone());
             }
-            response
-        };
-        response.headers_mut().remove("set-cookie");
+        }
         Ok(response)
     }
 }

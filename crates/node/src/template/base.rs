@@ -22,6 +22,7 @@ use std::time::Duration;
 use api::layer::Compression;
 use api::policy::PROXY_PORT;
 use api::{ErrorCode, Layer, Ran, Retry};
+use egress::gate::HOST;
 use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc;
 
@@ -184,7 +185,7 @@ impl Base {
 /// and that takes the machine's own sources out of it, which may have passwords in them.
 fn settings(suite: &str) -> String {
     let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
-    let gate = "http://packages.belljar";
+    let gate = format!("http://{HOST}");
     let files = [
         (
             "apt/apt.conf.d/80belljar",
