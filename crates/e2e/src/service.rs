@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use api::SandboxId;
 use api::account::{CreateKey, PutProject, Quota, Role};
 use api::limits::Limits;
-use api::sandbox::CreateSandbox;
+use api::sandbox::{CreateSandbox, Tier};
 use client::Client;
 use tempfile::TempDir;
 
@@ -303,6 +303,12 @@ pub async fn until(within: Duration, what: &str, so: impl AsyncFn() -> bool) {
         assert!(since.elapsed() < within, "waited {within:?} for {what}");
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+/// The tiers whose runtimes are wanted.
+pub fn tiers() -> impl Iterator<Item = Tier> {
+    let all = [(Tier::Container, "runc"), (Tier::UserKernel, "runsc")];
+    all.into_iter().filter(|(_, runtime)| crate::lab::wanted(runtime)).map(|(tier, _)| tier)
 }
 
 /// Runs a test if tests on real servers are wanted.

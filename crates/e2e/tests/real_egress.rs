@@ -34,10 +34,8 @@ for url in sys.argv[1:]:
 ";
 
 async fn on_each_tier(world: &World, test: impl AsyncFn(&Service, Tier)) {
-    for (tier, runtime) in [(Tier::Container, "runc"), (Tier::UserKernel, "runsc")] {
-        if e2e::lab::wanted(runtime) {
-            test(&world.service(), tier).await;
-        }
+    for tier in e2e::service::tiers() {
+        test(&world.service(), tier).await;
     }
 }
 
@@ -176,10 +174,7 @@ print(got, time.monotonic() - began)";
 #[test]
 fn the_next_server_lets_out_what_the_one_before_it_did() {
     in_a_world(async |world| {
-        for (tier, runtime) in [(Tier::Container, "runc"), (Tier::UserKernel, "runsc")] {
-            if !e2e::lab::wanted(runtime) {
-                continue;
-            }
+        for tier in e2e::service::tiers() {
             let mut service = world.service();
             let client = service.client();
             let id = sandbox(&client, world, tier, &["good.example"]).await;

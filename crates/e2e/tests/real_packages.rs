@@ -50,10 +50,8 @@ async fn sh(client: &Client, id: &SandboxId, script: &str) -> (Outcome, String) 
 
 fn on_each_tier(test: impl AsyncFn(&Service, Tier)) {
     served(async || {
-        for (tier, runtime) in [(Tier::Container, "runc"), (Tier::UserKernel, "runsc")] {
-            if e2e::lab::wanted(runtime) {
-                test(&Service::start(), tier).await;
-            }
+        for tier in e2e::service::tiers() {
+            test(&Service::start(), tier).await;
         }
     });
 }

@@ -391,3 +391,13 @@ fn spawn_failed(spec: &ExecSpec, error: &io::Error) -> Error {
         fix,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_pointed_at_the_port_on_which_the_way_out_is() {
+        assert_eq!(PROXY, format!("http://127.0.0.1:{}", api::policy::PROXY_PORT));
+    }
+}

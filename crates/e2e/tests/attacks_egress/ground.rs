@@ -56,11 +56,9 @@ pub(crate) struct Running {
 
 /// Runs a test for each tier whose runtime is wanted.
 pub(crate) async fn on_each_tier(world: &World, test: impl AsyncFn(&Siege<'_>)) {
-    for (tier, runtime) in [(Tier::Container, "runc"), (Tier::UserKernel, "runsc")] {
-        if e2e::lab::wanted(runtime) {
-            let siege = Siege { world, tier, service: RefCell::new(world.service()) };
-            test(&siege).await;
-        }
+    for tier in e2e::service::tiers() {
+        let siege = Siege { world, tier, service: RefCell::new(world.service()) };
+        test(&siege).await;
     }
 }
 

@@ -26,11 +26,9 @@ pub(crate) struct Application {
 /// Runs a test on a server for each tier whose runtime is wanted.
 pub(crate) fn on_each_tier(test: impl AsyncFn(&mut Service, Tier)) {
     e2e::service::served(async || {
-        for (tier, runtime) in [(Tier::Container, "runc"), (Tier::UserKernel, "runsc")] {
-            if e2e::lab::wanted(runtime) {
-                let mut service = Service::start();
-                test(&mut service, tier).await;
-            }
+        for tier in e2e::service::tiers() {
+            let mut service = Service::start();
+            test(&mut service, tier).await;
         }
     });
 }
