@@ -240,7 +240,8 @@ impl Refusal {
         let fix = match self.kind {
             RefusalKind::Wrong => "Mend the request.",
             RefusalKind::Denied => {
-                "Use what is allowed, or ask whoever runs this sandbox to allow it: `belljar policy SANDBOX --allow HOST`."
+                "Use what is allowed, or ask whoever runs this sandbox to allow it: `belljar policy SANDBOX --allow HOST`, with an \
+                 --allow for each thing that is to stay allowed."
             }
             RefusalKind::Missing => "See whether the name is right.",
             RefusalKind::Busy => "Make fewer connections at once, and wait a second.",
