@@ -76,6 +76,66 @@ pub struct Limits {
     pub ttl_ms: u64,
 }
 
+/// Limits of which only some are said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct WantedLimits {
+    /// As in [`Limits`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// As in [`Limits`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_millis: Option<u64>,
+    /// As in [`Limits`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pids: Option<u64>,
+    /// As in [`Limits`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
+    /// As in [`Limits`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_inodes: Option<u64>,
+    /// As in [`Limits`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tmp_bytes: Option<u64>,
+    /// As in [`Limits`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
+}
+
+impl WantedLimits {
+    /// All limits: those that are said, and the others from there.
+    #[must_use]
+    pub fn over(&self, others: Limits) -> Limits {
+        let memory_bytes = self.memory_bytes.unwrap_or(others.memory_bytes);
+        Limits {
+            memory_bytes,
+            cpu_millis: self.cpu_millis.unwrap_or(others.cpu_millis),
+            pids: self.pids.unwrap_or(others.pids),
+            disk_bytes: self.disk_bytes.unwrap_or(others.disk_bytes),
+            disk_inodes: self.disk_inodes.unwrap_or(others.disk_inodes),
+            // Memory that was chosen smaller has a smaller part for it.
+            tmp_bytes: self.tmp_bytes.unwrap_or_else(|| others.tmp_bytes.min(memory_bytes / 2)),
+            ttl_ms: self.ttl_ms.unwrap_or(others.ttl_ms),
+        }
+    }
+}
+
+impl From<Limits> for WantedLimits {
+    fn from(all: Limits) -> Self {
+        Self {
+            memory_bytes: Some(all.memory_bytes),
+            cpu_millis: Some(all.cpu_millis),
+            pids: Some(all.pids),
+            disk_bytes: Some(all.disk_bytes),
+            disk_inodes: Some(all.disk_inodes),
+            tmp_bytes: Some(all.tmp_bytes),
+            ttl_ms: Some(all.ttl_ms),
+        }
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::dataset;
 use crate::error::Error;
 use crate::id::SandboxId;
-use crate::limits::{self, Limits};
+use crate::limits::{self, Limits, WantedLimits};
 use crate::policy::Policy;
 
 /// A request for a sandbox.
@@ -26,8 +26,8 @@ pub struct CreateSandbox {
     pub template: String,
     /// The weakest isolation that will do. A weaker one is never used.
     pub tier: Tier,
-    /// What it may use.
-    pub limits: Limits,
+    /// What it may use; the template's where it says nothing, and ours where that does not either.
+    pub limits: WantedLimits,
     /// It is stopped when for so long nobody has called and no exec has run.
     pub idle_ms: u64,
     /// Whatever its owner wants to find again. Names that begin with `belljar.` are ours.
@@ -192,7 +192,7 @@ impl Default for CreateSandbox {
             name: None,
             template: "base".into(),
             tier: Tier::Container,
-            limits: Limits::default(),
+            limits: WantedLimits::default(),
             idle_ms: limits::IDLE_MS,
             labels: BTreeMap::new(),
             datasets: BTreeMap::new(),
@@ -202,15 +202,21 @@ impl Default for CreateSandbox {
 }
 
 impl Sandbox {
-    /// A sandbox as it is when it has just been asked for.
-    pub fn asked(id: SandboxId, project: &str, request: &CreateSandbox, now_ms: u64) -> Self {
+    /// A sandbox as it is when it has just been asked for, of a template that wants these limits.
+    pub fn asked(
+        id: SandboxId,
+        project: &str,
+        request: &CreateSandbox,
+        wanted: &WantedLimits,
+        now_ms: u64,
+    ) -> Self {
         Self {
             id,
             name: request.name.clone(),
             project: project.to_owned(),
             template: request.template.clone(),
             tier: request.tier,
-            limits: request.limits,
+            limits: request.limits.over(wanted.over(Limits::default())),
             idle_ms: request.idle_ms,
             labels: request.labels.clone(),
             policy: request.policy.clone().unwrap_or_default(),
@@ -229,7 +235,6 @@ impl CreateSandbox {
     /// # Errors
     /// The first thing wrong with the request, as an error with `ran: no`.
     pub fn check(&self) -> Result<(), Error> {
-        self.limits.check()?;
         check_idle(self.idle_ms)?;
         dataset::check_places(&self.datasets)?;
         self.policy.as_ref().map_or(Ok(()), Policy::check)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::Error;
 use api::exec::{ExecSpec, OutputMode};
-use api::limits::{self, Limits};
+use api::limits::{self, WantedLimits};
 use api::policy::Policy;
 use runtime::Tier;
 
@@ -20,22 +20,22 @@ pub struct Sandbox {
     /// The weakest isolation that will do; a stronger one may be used, a weaker one never.
     #[arg(long, value_enum, default_value_t = TierName::Container)]
     pub tier: TierName,
-    /// Memory of the command and everything it starts.
-    #[arg(long, value_parser = quantity::bytes, default_value = "512M", value_name = "SIZE")]
-    pub memory: u64,
-    /// Processor time, in cores.
-    #[arg(long, default_value_t = 1.0)]
-    cpus: f64,
-    /// Processes and threads.
-    #[arg(long, default_value_t = Limits::default().pids)]
-    pids: u64,
-    /// The disk with /workspace and the home directory.
-    #[arg(long, value_parser = quantity::bytes, default_value = "1G", value_name = "SIZE")]
-    disk: u64,
-    /// Files and directories on that disk.
-    #[arg(long, default_value_t = Limits::default().disk_inodes)]
-    inodes: u64,
-    /// The /tmp directory, which is memory: 64M, or half of the memory where that is less.
+    /// Memory of the command and everything it starts: what the template says, or 512M.
+    #[arg(long, value_parser = quantity::bytes, value_name = "SIZE")]
+    memory: Option<u64>,
+    /// Processor time, in cores: what the template says, or 1.
+    #[arg(long)]
+    cpus: Option<f64>,
+    /// Processes and threads: what the template says, or 128.
+    #[arg(long)]
+    pids: Option<u64>,
+    /// The disk with /workspace and the home directory: what the template says, or 1G.
+    #[arg(long, value_parser = quantity::bytes, value_name = "SIZE")]
+    disk: Option<u64>,
+    /// Files and directories on that disk: what the template says, or 65536.
+    #[arg(long)]
+    inodes: Option<u64>,
+    /// The /tmp directory, which is memory: what the template says, or 64M, or half of the memory where that is less.
     #[arg(long, value_parser = quantity::bytes, value_name = "SIZE")]
     tmp: Option<u64>,
     /// What may leave the sandbox: HOST, HOST:PORT or HOST:PORT/PATH, a preset (python-packages, node-packages,
@@ -96,18 +96,18 @@ impl Sandbox {
         if self.allow.is_empty() { Ok(None) } else { Policy::of_words(&self.allow).map(Some) }
     }
 
-    /// Its limits, when it is to live so long.
-    pub fn limits(&self, life: Duration) -> Limits {
+    /// What is said of its limits, when it is to live so long.
+    pub fn limits(&self, life: Duration) -> WantedLimits {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let cpu_millis = (self.cpus * 1000.0).round() as u64;
-        Limits {
+        let cpu_millis = self.cpus.map(|cpus| (cpus * 1000.0).round() as u64);
+        WantedLimits {
             memory_bytes: self.memory,
             cpu_millis,
             pids: self.pids,
             disk_bytes: self.disk,
             disk_inodes: self.inodes,
-            tmp_bytes: self.tmp.unwrap_or_else(|| Limits::default().tmp_bytes.min(self.memory / 2)),
-            ttl_ms: millis(life).min(limits::DEADLINE_MS_MAX),
+            tmp_bytes: self.tmp,
+            ttl_ms: Some(millis(life).min(limits::DEADLINE_MS_MAX)),
         }
     }
 }

@@ -11,13 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::exec::{ExecEnd, ExecSpec};
-use api::limits::{self, Limits};
+use api::limits::{self, Limits, WantedLimits};
 use api::policy::Policy;
 use api::sandbox::CreateSandbox;
 use api::{Error, ExecId};
 use client::Client;
 use node::admission::Bounds;
 use node::egress::{Broker, Decision, Gate, Party, Told, Upstreams};
+use node::ready::Readiness;
 use node::{Event, Exec, Machine, Sandbox, machine};
 use runtime::{Profile, Spec};
 use tokio::io::AsyncReadExt as _;
@@ -53,7 +54,7 @@ pub struct Arguments {
 pub async fn run(data: &Path, connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let life = arguments.exec.timeout.0.map_or(Duration::MAX, |time| time.saturating_add(AFTERWARDS));
     let limits = arguments.sandbox.limits(life);
-    limits.check()?;
+    limits.over(Limits::default()).check()?;
     let spec = arguments.exec.spec(true)?;
     match connection.configured()? {
         Some(client) => on_server(&client, limits, &spec, &arguments).await,
@@ -74,7 +75,7 @@ pub async fn tidy(machine: &Machine) -> Result<(), Error> {
 
 async fn on_server(
     client: &Client,
-    limits: Limits,
+    limits: WantedLimits,
     spec: &ExecSpec,
     arguments: &Arguments,
 ) -> Result<ExitCode, Error> {
@@ -92,7 +93,8 @@ async fn on_server(
         policy: arguments.sandbox.policy()?,
         ..CreateSandbox::default()
     };
-    let sandbox = answer(client, client.create(&request)).await?.id;
+    let created = answer(client, client.create(&request)).await?;
+    let (sandbox, memory_bytes) = (created.id, created.limits.memory_bytes);
     let mut output = Output::new(arguments.exec.json);
     let followed = async {
         let exec = answer(client, client.exec(&sandbox, spec)).await?;
@@ -103,7 +105,7 @@ async fn on_server(
     .await;
     let stopped = answer(client, client.stop(&sandbox)).await;
     let code = match followed? {
-        Followed::Ended(end) => output.finish(&sandbox, &end, Some(limits.memory_bytes)),
+        Followed::Ended(end) => output.finish(&sandbox, &end, Some(memory_bytes)),
         Followed::CaughtUp | Followed::Left => {
             show::note("left before the end was known");
             ExitCode::from(crate::FAILED)
@@ -115,7 +117,7 @@ async fn on_server(
 
 async fn on_this_machine(
     data: &Path,
-    limits: Limits,
+    limits: WantedLimits,
     spec: ExecSpec,
     arguments: &Arguments,
 ) -> Result<ExitCode, Error> {
@@ -123,6 +125,8 @@ async fn on_this_machine(
     tidy(&machine).await?;
     let template =
         node::template::Store::new(data).load(&arguments.sandbox.template).map_err(|error| error.to_api())?;
+    let limits = limits.over(template.limits.over(Limits::default()));
+    limits.check()?;
     let exec_spec = template.apply(spec);
     let tier = arguments.sandbox.tier.of_runtime();
     let runtime = match &arguments.runtime {
@@ -139,7 +143,7 @@ async fn on_this_machine(
     let layers = template.layer_directories(data);
     let spec = Spec { layers, limits, profile: Profile::Run, guest: machine.guest().to_owned() };
     let id = machine::fresh_id().map_err(|error| error.to_api())?;
-    let policy = arguments.sandbox.policy()?.unwrap_or(template.policy);
+    let policy = arguments.sandbox.policy()?.unwrap_or_else(|| template.policy.clone());
     let sandbox = Arc::new(Sandbox::start(runtime, id, &spec).await.map_err(|error| error.to_api())?);
     let gate = Gate::new(
         &node::egress::packages(data),
@@ -147,8 +151,12 @@ async fn on_this_machine(
         Bounds::default().disk_reserve_bytes,
     );
     let exec_spec = node::egress::pointed(&policy, exec_spec);
-    let attendant = tokio::spawn(let_out(Arc::clone(&sandbox), policy, Broker::new(gate)));
-    let ended = live(&sandbox, &exec_spec, arguments).await;
+    let attendant = tokio::spawn(let_out(Arc::clone(&sandbox), policy.clone(), Broker::new(gate)));
+    let ready = Readiness::of(&template).bring_about(&sandbox, &policy).await;
+    let ended = match ready.map_err(|error| error.to_api()) {
+        Ok(()) => live(&sandbox, &exec_spec, (limits.memory_bytes, arguments.exec.json)).await,
+        Err(error) => Err(error),
+    };
     attendant.abort();
     let stopped = sandbox.stop(Duration::ZERO).await.map_err(|error| error.to_api());
     let code = ended?;
@@ -172,11 +180,15 @@ async fn let_out(sandbox: Arc<Sandbox>, policy: Policy, broker: Broker) {
     node::egress::attend(&sandbox, &Arc::new(broker), &party).await;
 }
 
-async fn live(sandbox: &Sandbox, spec: &ExecSpec, arguments: &Arguments) -> Result<ExitCode, Error> {
+async fn live(
+    sandbox: &Sandbox,
+    spec: &ExecSpec,
+    (memory_bytes, json): (u64, bool),
+) -> Result<ExitCode, Error> {
     let exec = sandbox.exec(ExecId::from_random([1; 16]), spec).await.map_err(|error| error.to_api())?;
-    let mut output = Output::new(arguments.exec.json);
+    let mut output = Output::new(json);
     let end = follow(sandbox, exec, spec.stdin, &mut output).await?;
-    Ok(output.finish(sandbox.id(), &end, Some(arguments.sandbox.memory)))
+    Ok(output.finish(sandbox.id(), &end, Some(memory_bytes)))
 }
 
 /// Passes output on until the end; an interrupt of ours cancels the exec.

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::Error;
 use indicatif::{ProgressBar, ProgressStyle};
 use node::Machine;
-use node::template::{Base, Builder, Progress, Store, Template};
+use node::template::recipe::{Ground, Recipe};
+use node::template::{Builder, Order, Progress, Store, Template};
 use runtime::Tier;
 
 use crate::{run, show};
@@ -21,15 +22,27 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Builds a template that Belljar knows how to make. `base` is Debian with Python, bash, coreutils, git and curl,
-    /// from Debian's packages; it needs `mmdebstrap` and no registry.
+    /// Builds a template from a recipe, step by step, each step in a sandbox. What was built before is kept, so only what has changed is
+    /// built again.
+    #[command(
+        after_help = "Examples:\n  belljar template build base\n  belljar template build recipes/tools.toml\n  \
+        belljar template build recipes/tools.toml --name tools-next --fresh"
+    )]
     Build {
-        /// The template to build.
-        #[arg(value_parser = ["base"])]
-        template: String,
+        /// A recipe that comes with Belljar (base, python, node, analysis, interpreter), or the file of another one.
+        recipe: String,
+        /// The template's name; the recipe's, if none is given.
+        #[arg(long)]
+        name: Option<String>,
+        /// Builds every step again.
+        #[arg(long)]
+        fresh: bool,
+        /// A registry at a private address that may be asked for what the recipe begins with: http://HOST:PORT or https://HOST:PORT.
+        #[arg(long)]
+        registry: Option<String>,
     },
-    /// Makes a template of an image file: a `docker save` archive, or an OCI layout as an archive or a directory. Its
-    /// layers are unpacked inside a sandbox.
+    /// Makes a template of an image file: what `template export` wrote, a `docker save` archive, or an OCI layout as an archive or a
+    /// directory. Its layers are unpacked inside a sandbox.
     Import {
         /// The image.
         file: PathBuf,
@@ -37,11 +50,23 @@ enum Command {
         #[arg(long)]
         name: Option<String>,
     },
+    /// Writes a template to one file, to be imported on another machine. It is an OCI layout, so other tools read it too.
+    Export {
+        /// Its name.
+        name: String,
+        /// The file to make.
+        file: PathBuf,
+    },
     /// Lists the templates of this machine.
     List {
         /// Writes JSON instead of a table.
         #[arg(long)]
         json: bool,
+    },
+    /// Shows what the last build of a template said.
+    Log {
+        /// Its name.
+        name: String,
     },
     /// Removes a template. Sandboxes made from it go on.
     Remove {
@@ -50,29 +75,113 @@ enum Command {
     },
 }
 
+/// Recipes that come with Belljar.
+const RECIPES: [(&str, &str); 5] = [
+    ("base", include_str!("../../../images/base.toml")),
+    ("python", include_str!("../../../images/python.toml")),
+    ("node", include_str!("../../../images/node.toml")),
+    ("analysis", include_str!("../../../images/analysis.toml")),
+    ("interpreter", include_str!("../../../images/interpreter.toml")),
+];
+
+/// What these recipes copy.
+const FILES: [(&str, &str); 2] = [
+    ("fonts/matplotlibrc", include_str!("../../../images/fonts/matplotlibrc")),
+    ("interpreter/entrypoint.py", include_str!("../../../images/interpreter/entrypoint.py")),
+];
+
+/// What to build: the recipe, the name it goes by, and the directory it copies from.
+struct Wanted {
+    recipe: Recipe,
+    name: String,
+    home: PathBuf,
+}
+
 /// Does it.
 pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
     let store = Store::new(data);
     match arguments.command {
         Command::List { json } => list(&store, json)?,
+        Command::Log { name } => {
+            let said = store.build_log(&name).map_err(|error| error.to_api())?;
+            for line in String::from_utf8_lossy(&said).lines() {
+                show::line(&show::escape(line))?;
+            }
+        }
         Command::Remove { name } => {
             store.remove(&name).map_err(|error| error.to_api())?;
             show::note(&format!("removed {name}"));
         }
-        Command::Build { template } => {
+        Command::Build { recipe, name, fresh, registry } => {
+            let wanted = find(data, &recipe)?;
             let machine = Machine::open(data).map_err(|error| error.to_api())?;
-            make(&machine, async |builder, watch| {
-                builder.build_base(&template, &Base::default(), watch).await
-            })
-            .await?;
+            build(&machine, &wanted, (name.as_deref(), fresh, registry.as_deref())).await?;
         }
         Command::Import { file, name } => {
             let name = name.unwrap_or_else(|| stem(&file));
             let machine = Machine::open(data).map_err(|error| error.to_api())?;
             make(&machine, async |builder, watch| builder.import(&name, &file, watch).await).await?;
         }
+        Command::Export { name, file } => {
+            let template = store.load(&name).map_err(|error| error.to_api())?;
+            let machine = Machine::open(data).map_err(|error| error.to_api())?;
+            with_bar(&machine, async |builder, watch| builder.export(&template, &file, watch).await).await?;
+            show::note(&format!(
+                "wrote {name} to {0}; use it with: belljar template import {0}",
+                file.display()
+            ));
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The recipe of that name, or in that file.
+fn find(data: &Path, text: &str) -> Result<Wanted, Error> {
+    if let Some((name, recipe)) = RECIPES.iter().find(|(name, _)| *name == text) {
+        let recipe = Recipe::parse(recipe).map_err(|error| error.to_api())?;
+        return Ok(Wanted { recipe, name: (*name).to_owned(), home: lay_out(data)? });
+    }
+    let path = Path::new(text);
+    let names = RECIPES.map(|(name, _)| name).join(", ");
+    let recipe = std::fs::read_to_string(path).map_err(|error| {
+        Error::invalid(
+            format!("there is no recipe {text:?}: {error}"),
+            format!("Name a file, or one of those that come with Belljar: {names}."),
+        )
+    })?;
+    let recipe = Recipe::parse(&recipe).map_err(|error| error.to_api())?;
+    let home = path.parent().filter(|home| !home.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(Wanted { recipe, name: stem(path), home: home.to_owned() })
+}
+
+/// Writes down what our own recipes copy, and says where.
+fn lay_out(data: &Path) -> Result<PathBuf, Error> {
+    let home = data.join("images");
+    for (name, text) in FILES {
+        let path = home.join(name);
+        let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        made.and_then(|()| std::fs::write(&path, text))
+            .map_err(|error| crate::platform(format!("cannot write {}: {error}", path.display())))?;
+    }
+    Ok(home)
+}
+
+/// Builds a recipe, and before it the one that it begins with if that comes with Belljar and is not here.
+async fn build(
+    machine: &Machine,
+    wanted: &Wanted,
+    (name, fresh, registry): (Option<&str>, bool, Option<&str>),
+) -> Result<(), Error> {
+    if let Ground::Named(ground) = &wanted.recipe.from
+        && RECIPES.iter().any(|(name, _)| name == ground)
+        && !Store::new(machine.data()).has(ground)
+    {
+        show::note(&format!("{} begins with {ground}, which is built first", wanted.name));
+        Box::pin(build(machine, &find(machine.data(), ground)?, (None, fresh, None))).await?;
+    }
+    let name = name.unwrap_or(&wanted.name);
+    let order = Order { name, recipe: &wanted.recipe, home: &wanted.home, fresh, registry };
+    make(machine, async |builder, watch| builder.build(&order, watch).await).await
 }
 
 /// Makes a template with a bar to watch; says what it is called.
@@ -80,6 +189,27 @@ async fn make(
     machine: &Machine,
     act: impl AsyncFnOnce(&Builder, node::template::Watch<'_>) -> Result<Template, node::Error>,
 ) -> Result<(), Error> {
+    let begun = Instant::now();
+    let template = with_bar(machine, act).await?;
+    let name = &template.name;
+    if !template.policy.is_closed() {
+        show::note(&format!(
+            "its sandboxes may reach: {}",
+            show::escape(&template.policy.words().join(", "))
+        ));
+    }
+    show::note(&format!(
+        "made template {name} in {:.0?}; try: belljar run --template {name} -- id",
+        begun.elapsed()
+    ));
+    Ok(())
+}
+
+/// Does something that takes a while, with a bar to watch.
+async fn with_bar<T>(
+    machine: &Machine,
+    act: impl AsyncFnOnce(&Builder, node::template::Watch<'_>) -> Result<T, node::Error>,
+) -> Result<T, Error> {
     run::tidy(machine).await?;
     let runtime = machine.at_least(Tier::Container).map_err(|error| error.to_api())?;
     let builder = Builder::new(machine, runtime);
@@ -94,21 +224,21 @@ async fn make(
             bar.set_message(format!("layer {number} of {count}"));
         }
         Progress::Kept { number, count } => {
-            bar.set_message(format!("layer {number} of {count} is here already"))
+            bar.set_message(format!("layer {number} of {count} is here already"));
+        }
+        Progress::Step { number, count, what, kept } => {
+            bar.set_position(0);
+            bar.set_message("");
+            // Above the bar where there is one: where there is none, this is all there is to see.
+            let note = if kept { " (made before)" } else { "" };
+            bar.suspend(|| show::note(&format!("step {number} of {count}: {}{note}", show::escape(what))));
         }
         Progress::Bytes(bytes) => bar.set_position(bytes),
         Progress::Says(line) => bar.set_message(show::escape(line)),
     })
     .await;
     bar.finish_and_clear();
-    let template = made.map_err(|error| error.to_api())?;
-    show::note(&format!(
-        "made template {} in {:.0?}; try: belljar run --template {} -- id",
-        template.name,
-        bar.elapsed(),
-        template.name
-    ));
-    Ok(())
+    made.map_err(|error| error.to_api())
 }
 
 fn list(store: &Store, json: bool) -> Result<(), Error> {

@@ -111,7 +111,10 @@ impl Platform {
     ) -> Answer<(Sandbox, bool)> {
         let project = account.key.project.clone();
         let hash: [u8; 32] = Sha256::digest(serde_json::to_vec(&request).unwrap_or_default()).into();
-        let wanted = Sandbox::asked(node::machine::fresh_id()?, &project, &request, clock::wall_ms());
+        let limits = self.node.wanted_limits(&request.template);
+        let wanted =
+            Sandbox::asked(node::machine::fresh_id()?, &project, &request, &limits, clock::wall_ms());
+        wanted.limits.check()?;
         let ask = Request {
             sandbox: &wanted,
             quota: &account.quota,

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use node::Machine;
-use node::template::{Base, Builder, Store};
+use node::template::recipe::Recipe;
+use node::template::{Builder, Order, Store};
 use runtime::Tier;
 
 use crate::apart;
@@ -31,7 +32,10 @@ fn built(data: &Path) -> PathBuf {
         apart(async || {
             machine.tidy().await.unwrap();
             let builder = Builder::new(&machine, machine.at_least(Tier::Container).unwrap());
-            let built = builder.build_base("base", &Base::default(), &|_| {}).await;
+            let recipe = Recipe::parse(include_str!("../../../images/base.toml")).unwrap();
+            let order =
+                Order { name: "base", recipe: &recipe, home: Path::new("."), fresh: false, registry: None };
+            let built = builder.build(&order, &|_| {}).await;
             built.unwrap_or_else(|error| panic!("{}", node::error::chain(&error)))
         })
     });

@@ -60,14 +60,18 @@ pub fn binary() -> PathBuf {
 
 /// A small sandbox: tests make many.
 pub fn small() -> CreateSandbox {
-    let limits = Limits {
+    CreateSandbox { limits: small_limits().into(), ..CreateSandbox::default() }
+}
+
+/// What such a sandbox may use.
+pub fn small_limits() -> Limits {
+    Limits {
         memory_bytes: 128 << 20,
         disk_bytes: Limits::MIN.disk_bytes,
         disk_inodes: 1024,
         tmp_bytes: 16 << 20,
         ..Limits::default()
-    };
-    CreateSandbox { limits, ..CreateSandbox::default() }
+    }
 }
 
 impl Service {
@@ -338,13 +342,6 @@ fn lend_template(data: &Path, name: &str, letter: char) {
     if !layers.join(&key).join("fs").exists() {
         symlink(tree, layers.join(&key).join("fs")).unwrap();
     }
-    let template = node::template::Template {
-        name: name.into(),
-        layers: vec![key],
-        env: std::collections::BTreeMap::new(),
-        cwd: None,
-        policy: api::policy::Policy::default(),
-        built_at: 0,
-    };
+    let template = node::template::Template { layers: vec![key], ..node::template::Template::of(name) };
     node::template::Store::new(data).save(&template).unwrap();
 }

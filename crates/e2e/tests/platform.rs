@@ -3,7 +3,6 @@
 // A test fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,14 +39,8 @@ impl Place {
         let data = tempfile::tempdir().unwrap();
         std::fs::set_permissions(data.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
         let machine = Machine::open(data.path()).unwrap();
-        let template = node::template::Template {
-            name: "base".into(),
-            layers: vec!["a".repeat(64)],
-            env: BTreeMap::new(),
-            cwd: None,
-            policy: api::policy::Policy::default(),
-            built_at: 0,
-        };
+        let template =
+            node::template::Template { layers: vec!["a".repeat(64)], ..node::template::Template::of("base") };
         std::fs::create_dir_all(&template.layer_directories(data.path())[0]).unwrap();
         node::template::Store::new(data.path()).save(&template).unwrap();
         let sim = Sim::new();
@@ -99,7 +92,7 @@ fn plenty() -> Quota {
 
 fn small() -> CreateSandbox {
     let limits = Limits { disk_bytes: Limits::MIN.disk_bytes, ..Limits::default() };
-    CreateSandbox { limits, ..CreateSandbox::default() }
+    CreateSandbox { limits: limits.into(), ..CreateSandbox::default() }
 }
 
 fn exec(argv: &[&str]) -> ExecSpec {

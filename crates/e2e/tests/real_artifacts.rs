@@ -42,8 +42,8 @@ fn tiers() -> Vec<Tier> {
 }
 
 fn roomy(tier: Tier) -> CreateSandbox {
-    let limits = Limits { disk_bytes: 256 << 20, disk_inodes: 16_384, ..small().limits };
-    CreateSandbox { tier, limits, ..small() }
+    let limits = Limits { disk_bytes: 256 << 20, disk_inodes: 16_384, ..e2e::service::small_limits() };
+    CreateSandbox { tier, limits: limits.into(), ..small() }
 }
 
 fn on_each(test: impl AsyncFn(&mut Service, Tier)) {
@@ -410,7 +410,10 @@ fn a_sandbox_that_cannot_have_its_datasets_is_refused_and_nothing_is_left() {
         assert!(missing.to_string().contains("nothing"), "{missing}");
         // Larger than the disk of the sandbox: it fails half-way.
         client.put_dataset("large", Bytes::from(vec![1; 80 << 20])).await.unwrap();
-        let request = CreateSandbox { limits: small().limits, ..with_datasets(tier, &[("a", "large")]) };
+        let request = CreateSandbox {
+            limits: e2e::service::small_limits().into(),
+            ..with_datasets(tier, &[("a", "large")])
+        };
         let failed = client.create(&request).await.unwrap_err();
         assert!(failed.to_string().contains("large"), "{failed}");
         let all = client.sandboxes(true).await.unwrap();

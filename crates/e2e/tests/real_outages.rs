@@ -116,8 +116,8 @@ fn a_clock_that_is_a_year_off_or_jumps_changes_no_time_that_was_promised() {
         let kept = client.create(&small()).await.unwrap();
         let now = u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
         assert!(kept.created_at_ms > now + 300 * 86_400_000, "the server sees another clock");
-        let limits = Limits { ttl_ms: 6000, ..small().limits };
-        let short = client.create(&CreateSandbox { limits, ..small() }).await.unwrap().id;
+        let limits = Limits { ttl_ms: 6000, ..e2e::service::small_limits() };
+        let short = client.create(&CreateSandbox { limits: limits.into(), ..small() }).await.unwrap().id;
         let begun = Instant::now();
         for before in [&behind, &Vec::new(), &ahead] {
             let idle = client.create(&CreateSandbox { idle_ms: 1000, ..small() }).await.unwrap().id;

@@ -38,7 +38,11 @@ async fn sandbox(client: &Client, tier: Tier, words: &[&str]) -> SandboxId {
         ..Limits::default()
     };
     let policy = Some(Policy::of_words(words).unwrap());
-    client.create(&CreateSandbox { tier, limits, policy, ..CreateSandbox::default() }).await.unwrap().id
+    client
+        .create(&CreateSandbox { tier, limits: limits.into(), policy, ..CreateSandbox::default() })
+        .await
+        .unwrap()
+        .id
 }
 
 async fn sh(client: &Client, id: &SandboxId, script: &str) -> (Outcome, String) {

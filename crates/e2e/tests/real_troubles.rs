@@ -76,8 +76,8 @@ fn an_exec_keeps_its_sandbox_and_looking_at_one_changes_nothing() {
         let busy = client.create(&quiet).await.unwrap().id;
         client.start(&busy, &script("exec sleep 5")).await.unwrap();
         let looked_at = client.create(&quiet).await.unwrap().id;
-        let short = Limits { ttl_ms: 4000, ..small().limits };
-        let used = client.create(&CreateSandbox { limits: short, ..small() }).await.unwrap().id;
+        let short = Limits { ttl_ms: 4000, ..e2e::service::small_limits() };
+        let used = client.create(&CreateSandbox { limits: short.into(), ..small() }).await.unwrap().id;
         let begun = Instant::now();
         let mut at = [None; 3];
         let ids = [&busy, &looked_at, &used];

@@ -50,6 +50,9 @@ use upstream::Upstreams;
 
 /// The host under which programs inside find it.
 pub const HOST: &str = "packages.belljar";
+/// Hosts that every Debian asks for its packages unless it is told otherwise. Where a policy lets Debian's packages in, they come from
+/// here, so that systems which nobody prepared find them.
+const DEBIAN_HOSTS: [&str; 2] = ["deb.debian.org", "security.debian.org"];
 /// An index of one package is shorter.
 const INDEX_BYTES_MAX: usize = 32 << 20;
 /// What an index said is believed for so long.
@@ -122,6 +125,12 @@ struct Wanted<'a> {
     kind: Preset,
     package: String,
     rest: &'a str,
+}
+
+/// Whether a request in the clear for this host and path is answered here.
+pub(crate) fn stands_for(host: &str, path: &str, policy: &Policy) -> bool {
+    let of_debian = DEBIAN_HOSTS.contains(&host) && path.starts_with("/debian");
+    host == HOST || (of_debian && policy.presets.contains(&Preset::DebianPackages))
 }
 
 impl Gate {

@@ -131,7 +131,7 @@ impl Visit {
     /// A request in the clear, to the host it names.
     async fn forward(&self, mut request: Request<Incoming>, asked: Asked) -> Response<Body> {
         if let (Host::Name(name), CLEAR_PORT) = (&asked.host, asked.port)
-            && name == gate::HOST
+            && gate::stands_for(name, request.uri().path(), &self.party.policy().borrow())
         {
             return self.broker.gate.answer(&request, &self.party).await;
         }

@@ -15,6 +15,7 @@ use rustix::process::{WaitOptions, WaitStatus};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 
+use crate::launch::Purpose;
 use crate::table::Table;
 use crate::{dial, egress, serve, spare, sweep};
 
@@ -24,7 +25,7 @@ const REDIAL_FIRST: Duration = Duration::from_millis(5);
 const REDIAL_LAST: Duration = Duration::from_millis(500);
 
 /// Runs until the time to live is over or somebody asks for the end.
-pub fn run(ttl: Duration) -> ExitCode {
+pub fn run(ttl: Duration, purpose: Purpose) -> ExitCode {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return ExitCode::from(3);
     };
@@ -32,7 +33,7 @@ pub fn run(ttl: Duration) -> ExitCode {
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     spare::make_ahead();
     LocalSet::new().block_on(&runtime, async move {
-        let table = Rc::new(Table::new());
+        let table = Rc::new(Table::new(purpose));
         let (Ok(children), Ok(mut terminate)) =
             (signal(SignalKind::child()), signal(SignalKind::terminate()))
         else {

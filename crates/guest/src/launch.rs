@@ -57,10 +57,37 @@ const PIPE_BYTES: usize = 1 << 20;
 /// The highest capability number that any kernel so far knows is 40; asking for more is refused and harmless.
 const CAPABILITY_LAST: libc::c_ulong = 63;
 
+/// What root keeps in a sandbox that builds: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID and SETUID, which is what
+/// package managers take. Not what process 1 has besides, so that it is out of reach.
+const BUILDS: u64 = 0b1111_1011;
+
 /// From fork to exec takes a millisecond; what takes this long may have been stopped by another process of its user.
 const VERDICT_LOOK_EVERY: Duration = Duration::from_secs(2);
 /// What was not stopped is on a machine that has no time for it, which is waited for.
 const VERDICT_LOOKS: u32 = 4;
+
+/// What the sandbox is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To run code: an exec that does not say who it runs as is the sandbox's user.
+    Run,
+    /// To run the steps of a recipe: it is root of the sandbox's own user namespace.
+    Build,
+}
+
+impl Purpose {
+    fn uid(self) -> u32 {
+        match self {
+            Self::Run => limits::UID,
+            Self::Build => 0,
+        }
+    }
+
+    /// What a process with this uid keeps, as bits.
+    fn capabilities(self, uid: u32) -> u64 {
+        if self == Self::Build && uid == 0 { BUILDS } else { 0 }
+    }
+}
 
 /// A process that is becoming a program, and our ends of its streams.
 pub struct Launched {
@@ -109,6 +136,7 @@ struct Descent {
     cgroups: Vec<RawFd>,
     uid: libc::uid_t,
     groups: [libc::gid_t; 1],
+    capabilities: u64,
     directory: CString,
     /// Whether its standard input is a terminal, which becomes its session's.
     terminal: bool,
@@ -125,12 +153,14 @@ struct Program {
 
 /// Starts the command of `spec` with the extra group `group`, in the cgroups whose descriptors are given. Whether it
 /// became the program is said by [`verdict`].
-pub fn launch(spec: &ExecSpec, group: u32, cgroups: &[OwnedFd]) -> Result<Launched, Error> {
+pub fn launch(spec: &ExecSpec, group: u32, cgroups: &[OwnedFd], purpose: Purpose) -> Result<Launched, Error> {
     let failed = |error: io::Error| spawn_failed(spec, &error);
+    let uid = spec.uid.unwrap_or(purpose.uid());
     let descent = Descent {
         cgroups: cgroups.iter().map(AsRawFd::as_raw_fd).collect(),
-        uid: spec.uid.unwrap_or(limits::UID),
+        uid,
         groups: [group],
+        capabilities: purpose.capabilities(uid),
         directory: c_string(spec.cwd.as_deref().unwrap_or(DIRECTORY)).map_err(failed)?,
         terminal: spec.terminal.is_some(),
     };
@@ -140,7 +170,7 @@ pub fn launch(spec: &ExecSpec, group: u32, cgroups: &[OwnedFd]) -> Result<Launch
     // descriptors and those of a child that is not its program yet: there, only that they are not its own keeps them from it.
     let owner = if cgroups.is_empty() { 0 } else { descent.uid };
     let (ends, theirs) = match spec.terminal {
-        Some(size) => on_terminal(spec, size)?,
+        Some(size) => on_terminal(spec, size, uid)?,
         None => on_pipes(spec.stdin, owner).map_err(failed)?,
     };
     let streams = [theirs.stdin.as_raw_fd(), theirs.stdout.as_raw_fd(), theirs.stderr.as_raw_fd()];
@@ -171,8 +201,8 @@ fn on_pipes(stdin: bool, uid: u32) -> io::Result<(Ends, Theirs)> {
 }
 
 /// One terminal for everything.
-fn on_terminal(spec: &ExecSpec, size: TerminalSize) -> Result<(Ends, Theirs), Error> {
-    let opened = terminal::open(size, spec.uid.unwrap_or(limits::UID));
+fn on_terminal(spec: &ExecSpec, size: TerminalSize, uid: u32) -> Result<(Ends, Theirs), Error> {
+    let opened = terminal::open(size, uid);
     let Pair { master, slave } = opened.map_err(|error| match terminal::is_full(&error) {
         true => no_terminal(),
         false => spawn_failed(spec, &error),
@@ -311,11 +341,12 @@ impl Descent {
         done(unsafe { libc::setgroups(self.groups.len(), self.groups.as_ptr()) })?;
         // SAFETY: no pointers.
         done(unsafe { libc::setresgid(self.uid, self.uid, self.uid) })?;
-        for capability in 0..=CAPABILITY_LAST {
+        for capability in (0..=CAPABILITY_LAST).filter(|number| self.capabilities >> number & 1 == 0) {
             // SAFETY: no pointers. EINVAL beyond the kernel's last capability is expected.
             unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
         }
-        // SAFETY: no pointers. Leaving uid 0 empties the permitted, effective and ambient sets.
+        // SAFETY: no pointers. Leaving uid 0 empties the permitted, effective and ambient sets; where it is not left, becoming the
+        // program leaves what is in the bounding set.
         done(unsafe { libc::setresuid(self.uid, self.uid, self.uid) })?;
         // SAFETY: no pointers. The mask a program would have without us.
         unsafe { libc::umask(0o022) };

@@ -1,4 +1,4 @@
-//! Unpacks one layer of an image into `/layers/target`, in a sandbox made for nothing else.
+//! Unpacks one layer of an image into `/layers/target`, in a sandbox made for nothing else; and packs one.
 //!
 //! | module | holds |
 //! |---|---|
@@ -8,6 +8,7 @@
 //! | [`merged`] | what a path means when this layer lies on those below it |
 //! | [`tree`] | making and replacing things in this layer |
 //! | [`apply`] | the rules: what becomes of each entry |
+//! | [`pack`] | the way back: a layer as an archive |
 //! | [`top`] | what the last layer of an image gets besides: mount points, the user, names |
 //! | [`refusal`] | how all of them say no |
 //!
@@ -25,6 +26,7 @@ mod apply;
 mod entry;
 mod merged;
 mod name;
+mod pack;
 mod refusal;
 mod source;
 #[cfg(test)]
@@ -39,6 +41,7 @@ use api::layer::{Compression, LAYERS_MAX, LayerReport};
 use api::{Error, ErrorCode};
 use bytes::Bytes;
 use http_body_util::BodyExt;
+use http_body_util::channel::Sender;
 use hyper::body::Incoming;
 use rustix::fs::{CWD, Mode, OFlags};
 use tokio::sync::{mpsc, oneshot};
@@ -46,16 +49,21 @@ use tokio::sync::{mpsc, oneshot};
 use apply::Unpacker;
 pub use entry::{Ahead, Entry, Kind};
 use merged::Merged;
+use pack::Packed;
 pub use refusal::broken;
 use refusal::platform;
 use source::{Arriving, Piece};
 pub use source::{Fault, Source};
 use tree::Tree;
 
+use crate::sweep::{self, Whom};
+
 /// Pieces of a body that wait for the thread, each at most one frame of the connection.
 const PIECES_WAITING: usize = 4;
 /// The layer that is being made.
 const TARGET: &str = "/layers/target";
+/// What a build has changed.
+const UPPER: &str = "/.belljar/upper";
 
 /// What is asked for beside the archive itself.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +102,41 @@ pub async fn put(order: Order, mut body: Incoming) -> Result<LayerReport, Error>
     }
     drop(pieces);
     report.await.unwrap_or_else(|_| Err(broken("the thread that unpacked the layer is gone")))
+}
+
+/// Sends a layer of this sandbox as an archive: one that it was given, by its number, or `upper`, what a build has changed. For that
+/// everybody else is ended first, so that what is sent is one state of it.
+pub async fn get(of: &str, mut sender: Sender<Bytes, std::io::Error>) -> Result<(), Error> {
+    let path = if of == "upper" {
+        sweep::kill(Whom::Everybody).await;
+        // What a kernel in user space holds back is written to where it is read from here.
+        rustix::fs::sync();
+        UPPER.to_owned()
+    } else {
+        let number: usize =
+            of.parse().map_err(|_| Error::invalid("of is no layer", "Say of=N or of=upper."))?;
+        format!("/layers/{number}")
+    };
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(CWD, &path, flags, Mode::empty())
+        .map_err(|_| Error::not_found(format!("there is no {path} in this sandbox")))?;
+    let (pieces, mut packed) = mpsc::channel(PIECES_WAITING);
+    let packing = std::thread::Builder::new().name("pack".into()).spawn(move || pack::pack(&root, &pieces));
+    packing.map_err(|error| platform("start a thread", &error))?;
+    tokio::task::spawn_local(async move {
+        while let Some(piece) = packed.recv().await {
+            let goes_on = match piece {
+                Packed::Bytes(bytes) => sender.send_data(bytes).await.is_ok(),
+                Packed::End => false,
+            };
+            if !goes_on {
+                return;
+            }
+        }
+        // The thread is gone without having said that this was all.
+        sender.abort(std::io::ErrorKind::InvalidData.into());
+    });
+    Ok(())
 }
 
 /// Unpacks an archive on top of the last of `layers`, which is the directory to fill; the others lie below it.

@@ -19,11 +19,11 @@
 //! | [`sweep`] | finding and ending all processes of an exec by its group |
 //! | [`memory`] | telling that memory was used up, and tidying after it |
 //! | [`files`] | the files of the sandbox, each request served by a process of its user |
-//! | [`layer`] | unpacking one layer of an image, in a sandbox made for nothing else |
+//! | [`layer`] | unpacking one layer of an image, in a sandbox made for nothing else; packing one |
 //! | [`watched`] | descriptors that tokio waits on |
 //! | [`posture`] | what a user process can see of its own privileges |
 //!
-//! Invariants: one thread, and one more while a layer is unpacked; an exec ends when its process ends; the guest
+//! Invariants: one thread, and one more while a layer is unpacked or packed; an exec ends when its process ends; the guest
 //! trusts the node and nothing else; user code never runs in this process, and no descriptor of this process reaches
 //! user code except the three it is given.
 
@@ -59,8 +59,16 @@ fn main() -> ExitCode {
                 (Some("--ttl-ms"), Some(text)) => text.parse().ok(),
                 _ => None,
             };
+            let purpose = match arguments.next().as_deref() {
+                None => Some(launch::Purpose::Run),
+                Some("--build") => Some(launch::Purpose::Build),
+                Some(_) => None,
+            };
             // Empty means deny: without a time to live there is no sandbox.
-            ttl_ms.map_or(ExitCode::from(2), |ms| init::run(Duration::from_millis(ms)))
+            match ttl_ms.zip(purpose) {
+                Some((ms, purpose)) => init::run(Duration::from_millis(ms), purpose),
+                None => ExitCode::from(2),
+            }
         }
         Some("files") => files::worker::run(),
         Some("posture") => posture::print(),

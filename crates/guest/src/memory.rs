@@ -18,7 +18,7 @@ use api::limits;
 use tokio::io::Interest;
 use tokio::sync::Notify;
 
-use crate::launch::launch;
+use crate::launch::{Purpose, launch};
 use crate::sweep::{self, Whom};
 use crate::watched::{Watched, watch};
 
@@ -151,7 +151,8 @@ async fn run_as(owners: &[u32], argv: &[&str]) {
         ..ExecSpec::default()
     };
     // One that could not begin ends by itself, so nobody waits for what it says.
-    let launched = owners.iter().filter_map(|owner| launch(&spec(*owner), TIDY_GROUP, &[]).ok());
+    let launched =
+        owners.iter().filter_map(|owner| launch(&spec(*owner), TIDY_GROUP, &[], Purpose::Run).ok());
     let mut children: Vec<String> =
         launched.map(|child| format!("/proc/{}", child.pid.as_raw_nonzero())).collect();
     // Process 1 reaps them like all others; they are done when they are gone.

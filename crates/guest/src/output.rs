@@ -51,7 +51,7 @@ pub struct Position {
 }
 
 /// Sends frames until the exec is complete and everything was sent, or the reader is gone.
-pub async fn send(exec: Rc<Exec>, mut at: Position, mut sender: Sender<Bytes>) {
+pub async fn send(exec: Rc<Exec>, mut at: Position, mut sender: Sender<Bytes, std::io::Error>) {
     let _counted = Counted::new();
     let mut buffer = BytesMut::new();
     loop {

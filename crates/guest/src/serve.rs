@@ -14,6 +14,7 @@
 //! | `POST /ports/{port}` | a connection to that port inside: the body goes in, the answer is what comes out |
 //! | `POST /egress` | the next connection to the proxy's port inside, as soon as there is one: likewise |
 //! | `PUT /layer?compression=C&top=0|1&done=N` | the body, an archive, is unpacked: `LayerReport` |
+//! | `GET /layer?of=N|upper` | a layer, or what a build has changed once everybody else is ended, as an archive |
 
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -57,7 +58,7 @@ const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Frames waiting for a slow reader.
 const FRAMES_WAITING: usize = 2;
 
-type Body = Either<Full<Bytes>, Either<Channel<Bytes>, Either<files::Answer, Said>>>;
+type Body = Either<Full<Bytes>, Either<Channel<Bytes, std::io::Error>, Either<files::Answer, Said>>>;
 type Reply = Result<Response<Body>, Error>;
 
 /// Runs hyper's tasks on this thread.
@@ -162,6 +163,11 @@ async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<
         (&Method::POST, ["egress"]) => {
             let said = egress::next(way_out.as_ref().as_ref(), body).await?;
             Ok(Response::new(Either::Right(Either::Right(Either::Right(said)))))
+        }
+        (&Method::GET, ["layer"]) => {
+            let (sender, channel) = Channel::new(FRAMES_WAITING);
+            layer::get(value(query, "of").unwrap_or_default(), sender).await?;
+            Ok(Response::new(Either::Right(Either::Left(channel))))
         }
         (&Method::PUT, ["layer"]) => json(StatusCode::OK, &layer::put(order(query)?, body).await?),
         _ => Err(Error::not_found(format!("there is no route {} {}", parts.method, parts.uri.path()))),

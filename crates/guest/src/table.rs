@@ -12,7 +12,7 @@ use rustix::process::{Pid, WaitStatus};
 
 use crate::dial::Descriptors;
 use crate::exec::Exec;
-use crate::launch::{Launched, Verdict, launch, no_terminal, verdict};
+use crate::launch::{Launched, Purpose, Verdict, launch, no_terminal, verdict};
 use crate::memory::Kills;
 use crate::sweep;
 
@@ -28,6 +28,7 @@ pub struct Table {
     /// In the order of their start; the oldest ended ones make room.
     order: RefCell<VecDeque<ExecId>>,
     processes: RefCell<HashMap<Pid, Rc<Exec>>>,
+    purpose: Purpose,
     cgroups: RefCell<Vec<OwnedFd>>,
     kills: Rc<Kills>,
     next_group: Cell<u32>,
@@ -42,9 +43,10 @@ pub struct Assistant {
 }
 
 impl Table {
-    /// An empty table.
-    pub fn new() -> Self {
+    /// An empty table of a sandbox that is for this.
+    pub fn new(purpose: Purpose) -> Self {
         Self {
+            purpose,
             execs: RefCell::default(),
             order: RefCell::default(),
             processes: RefCell::default(),
@@ -85,7 +87,7 @@ impl Table {
         }
         let group = self.group();
         let exec = Rc::new(Exec::new(id.clone(), &spec, fingerprint, group, Rc::clone(&self.kills)));
-        let Launched { pid, verdict, ends } = launch(&spec, group, &self.cgroups.borrow())?;
+        let Launched { pid, verdict, ends } = launch(&spec, group, &self.cgroups.borrow(), self.purpose)?;
         // Known before anything is awaited: it may end, and be asked for again, meanwhile.
         self.processes.borrow_mut().insert(pid, Rc::clone(&exec));
         let streams = exec.hold(ends);
@@ -128,7 +130,7 @@ impl Table {
             });
         }
         let group = self.group();
-        let launched = launch(spec, group, &self.cgroups.borrow())?;
+        let launched = launch(spec, group, &self.cgroups.borrow(), self.purpose)?;
         self.assistants.set(self.assistants.get() + 1);
         Ok((launched, Assistant { group, count: Rc::clone(&self.assistants) }))
     }
@@ -263,7 +265,7 @@ mod tests {
     /// On one thread, as the guest runs; its children are reaped afterwards.
     fn with_table(test: impl AsyncFn(&Rc<Table>)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let table = Rc::new(Table::new());
+        let table = Rc::new(Table::new(Purpose::Run));
         LocalSet::new().block_on(&runtime, test(&table));
         for pid in table.processes.borrow().keys() {
             waitpid(Some(*pid), WaitOptions::empty()).unwrap();

@@ -18,6 +18,7 @@ use crate::entry::Entry;
 use crate::error::Error;
 use crate::lifecycle::{Act, Happening, Phase, next};
 use crate::live::Shared;
+use crate::ready::Readiness;
 use crate::sandbox::Sandbox;
 
 /// Between two tries to remove what could not be removed.
@@ -44,8 +45,8 @@ pub(crate) enum Word {
 
 /// Where a driver begins.
 pub(crate) enum Beginning {
-    /// The sandbox is to be made, with these files in it.
-    Start(Vec<Placed>),
+    /// The sandbox is to be made, with these files in it, and is started when this is so.
+    Start(Vec<Placed>, Readiness),
     /// It runs, was made by a process that is gone, and is in our hand now.
     Adopt,
     /// What is left of it is to be removed.
@@ -63,7 +64,7 @@ impl Driver {
     /// Lives the sandbox's life, to its end.
     pub async fn drive(mut self, beginning: Beginning) {
         let mut phase = match beginning {
-            Beginning::Start(datasets) => self.start(datasets).await,
+            Beginning::Start(datasets, readiness) => self.start(datasets, readiness).await,
             Beginning::Adopt => Phase::Running,
             Beginning::End(reason) => Phase::Stopping(reason),
         };
@@ -91,7 +92,7 @@ impl Driver {
     }
 
     /// Makes the sandbox. Meanwhile a wish for its end is heard and remembered.
-    async fn start(&mut self, datasets: Vec<Placed>) -> Phase {
+    async fn start(&mut self, datasets: Vec<Placed>, readiness: Readiness) -> Phase {
         let mut phase = Phase::Starting { asked: None };
         let (shared, entry) = (Arc::clone(&self.shared), Arc::clone(&self.entry));
         let (not_wanted, unwanted) = watch::channel(false);
@@ -102,7 +103,9 @@ impl Driver {
             let sandbox = Sandbox::start(runtime, entry.id().clone(), &spec).await?;
             // What takes longer than a start does not keep others from theirs.
             drop(turn);
-            shared.datasets.put_in(sandbox, spec.limits.disk_bytes, &datasets, unwanted).await
+            let disk = spec.limits.disk_bytes;
+            let sandbox = shared.datasets.put_in(sandbox, disk, &datasets, unwanted.clone()).await?;
+            bring_about(shared, &entry, sandbox, &readiness, unwanted).await
         });
         let result = loop {
             tokio::select! {
@@ -117,7 +120,7 @@ impl Driver {
         };
         let error = match result {
             Ok(Ok(sandbox)) => {
-                self.entry.hold(Arc::new(sandbox));
+                self.entry.hold(sandbox);
                 // Whoever waited for its turn is not idle for having waited.
                 self.entry.active(Instant::now());
                 return next(phase, Happening::Started).0;
@@ -247,7 +250,8 @@ async fn look(entry: &Entry, sandbox: &Sandbox) -> Option<EndReason> {
             return overdue.then_some(EndReason::Overdue);
         }
     };
-    for exec in &execs {
+    let of_template = crate::ready::started();
+    for exec in execs.iter().filter(|exec| exec.id != of_template) {
         if let Some(since) = exec.ended_ms_ago {
             entry.active(now.checked_sub(Duration::from_millis(since)).unwrap_or(now));
         } else if exec.outcome.is_none() {
@@ -261,6 +265,35 @@ async fn look(entry: &Entry, sandbox: &Sandbox) -> Option<EndReason> {
         }
     }
     entry.idle_left(now).is_zero().then_some(EndReason::Idle)
+}
+
+/// Has what the template starts running and ready, with a way out. Of a sandbox in which that cannot be nothing is left; one that
+/// nobody wants any more is given back at once.
+async fn bring_about(
+    shared: Arc<Shared>,
+    entry: &Arc<Entry>,
+    sandbox: Sandbox,
+    readiness: &Readiness,
+    mut unwanted: watch::Receiver<bool>,
+) -> Result<Arc<Sandbox>, Error> {
+    let sandbox = Arc::new(sandbox);
+    if readiness.is_empty() {
+        return Ok(sandbox);
+    }
+    let policy = entry.policy().borrow().clone();
+    let attending = shared.attend_egress(Arc::clone(entry), Arc::clone(&sandbox));
+    let _attendant = AbortOnDropHandle::new(tokio::spawn(attending));
+    let brought = tokio::select! {
+        brought = readiness.bring_about(&sandbox, &policy) => brought,
+        Ok(_) = unwanted.wait_for(|unwanted| *unwanted) => Ok(()),
+    };
+    match brought {
+        Ok(()) => Ok(sandbox),
+        Err(error) => {
+            sandbox.stop(Duration::ZERO).await?;
+            Err(error)
+        }
+    }
 }
 
 /// Waits until somebody wants the end.

@@ -282,7 +282,13 @@ mod tests {
 
     pub fn record(id: &str) -> Record {
         Record {
-            sandbox: Sandbox::asked(id.parse().unwrap(), "p", &api::sandbox::CreateSandbox::default(), 1),
+            sandbox: Sandbox::asked(
+                id.parse().unwrap(),
+                "p",
+                &api::sandbox::CreateSandbox::default(),
+                &Default::default(),
+                1,
+            ),
             runtime: "sim".into(),
             layers: vec!["a".repeat(64)],
             env: BTreeMap::new(),

@@ -46,6 +46,7 @@ pub mod live;
 pub mod machine;
 mod objects;
 pub mod port;
+pub mod ready;
 mod recovery;
 pub mod sandbox;
 pub mod template;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::SandboxId;
-use api::limits::Limits;
+use api::limits::{Limits, WantedLimits};
 use api::sandbox::{CreateSandbox, EndReason, Sandbox as Shown, SandboxEvent, SandboxState, Tier, Usage};
 use api::server::NodeStatus;
 use egress::{Broker, Gate};
@@ -25,6 +25,7 @@ use crate::entry::{Call, Entry};
 use crate::error::Error;
 use crate::journal::{Journal, Ports, Record};
 use crate::machine::{self, Machine};
+use crate::ready::Readiness;
 use crate::sandbox::Sandbox;
 use crate::template;
 
@@ -314,6 +315,12 @@ impl Node {
         self.entry(id).ok_or_else(|| Error::Runtime(runtime::Error::NotFound(id.clone())))
     }
 
+    /// What sandboxes of a template may use unless they say otherwise; of one that is not here, nothing is known.
+    pub fn wanted_limits(&self, template: &str) -> WantedLimits {
+        let found = template::Store::new(&self.shared.data).load(template);
+        found.map_or_else(|_| WantedLimits::default(), |template| template.limits)
+    }
+
     /// Decides, writes down, and only then begins.
     fn admit(&self, id: &SandboxId, order: &Order, datasets: Vec<Placed>) -> Result<Arc<Entry>, Error> {
         let shared = &self.shared;
@@ -321,10 +328,12 @@ impl Node {
         request.check().map_err(Error::Request)?;
         let runtime = shared.at_least(request.tier)?.name().to_owned();
         let template = template::Store::new(&shared.data).load(&request.template)?;
-        let policy = request.policy.clone().unwrap_or(template.policy);
+        let policy = request.policy.clone().unwrap_or_else(|| template.policy.clone());
         if policy.open && !order.may_open {
             return Err(Error::Request(not_open(&order.project)));
         }
+        let asked = Shown::asked(id.clone(), &order.project, request, &template.limits, clock::wall_ms());
+        asked.limits.check().map_err(Error::Request)?;
         let mut entries = shared.entries();
         if let Some(entry) = entries.get(id) {
             return Ok(Arc::clone(entry));
@@ -332,9 +341,10 @@ impl Node {
         if shared.draining.load(Ordering::Acquire) {
             return Err(no_room("one more sandbox", "this machine is being emptied".into()));
         }
-        admission::admit(&shared.bounds, &shared.room(&entries), &request.limits)
+        admission::admit(&shared.bounds, &shared.room(&entries), &asked.limits)
             .map_err(|(what, why)| no_room(what, why))?;
-        let asked = Shown::asked(id.clone(), &order.project, request, clock::wall_ms());
+        let readiness = Readiness::of(&template);
+        let expires_boot_ms = clock::boot_ms() + asked.limits.ttl_ms;
         let record = Record {
             sandbox: Shown { policy, ..asked },
             runtime,
@@ -342,12 +352,12 @@ impl Node {
             env: template.env,
             cwd: template.cwd,
             boot: shared.boot.clone(),
-            expires_boot_ms: clock::boot_ms() + request.limits.ttl_ms,
+            expires_boot_ms,
             ports: Ports::fresh()?,
         };
         shared.journal.save(&record)?;
         let shown = record.sandbox.clone();
-        let entry = self.begin(record, Beginning::Start(datasets), &mut entries);
+        let entry = self.begin(record, Beginning::Start(datasets, readiness), &mut entries);
         drop(entries);
         shared.say(SandboxEvent::Changed { sandbox: Box::new(shown) });
         Ok(entry)

@@ -9,9 +9,17 @@
 //! | `image` | what an image says of itself, checked |
 //! | `mounts` | whether a tree can be removed without leaving it |
 //! | `base` | a Debian system from packages |
+//! | `recipe` | what a template is made from, in steps, checked |
+//! | `build` | a recipe, step by step |
+//! | `step` | one step, run in a sandbox, and what it changed |
+//! | `copy` | files from beside a recipe |
+//! | `cache` | what steps became, and what they said |
+//! | `registry` | an image from a registry |
+//! | `export` | a template as one file, which is an image too |
 //!
 //! ```text
 //! FILE ─▶ package ─▶ image ─▶ for each layer, lowest first: blob ──stream──▶ guest unpacks ─▶ kept by its key
+//! step: commands in a sandbox ─▶ what they changed ──── archive ──stream──▶ guest unpacks ─▶ kept by its key
 //! mmdebstrap ───────────────────────────────── archive ──stream──▶ guest unpacks ─▶ kept by its key ─▶ template
 //! ```
 //!
@@ -19,10 +27,17 @@
 //! names only layers that are complete.
 
 mod base;
+mod build;
+mod cache;
+mod copy;
+mod export;
 mod image;
 mod layers;
 mod mounts;
 mod package;
+pub mod recipe;
+mod registry;
+mod step;
 mod store;
 mod unpack;
 
@@ -30,9 +45,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::layer::LayerReport;
+use egress::gate::upstream::Upstreams;
+use egress::{Broker, Gate};
 use runtime::Runtime;
 
-pub use base::Base;
+pub use build::Order;
 pub use layers::{tidy, tree as layer_directory, using};
 pub use store::{Store, Template, apply};
 
@@ -62,6 +79,17 @@ pub enum Progress<'a> {
         /// Of how many.
         count: usize,
     },
+    /// A step of a recipe begins.
+    Step {
+        /// Which, from 1.
+        number: usize,
+        /// Of how many.
+        count: usize,
+        /// What it is, in a few words.
+        what: &'a str,
+        /// Whether it was made before.
+        kept: bool,
+    },
     /// So many bytes of the layer have been sent.
     Bytes(u64),
     /// The program that builds says something.
@@ -76,12 +104,17 @@ pub struct Builder {
     runtime: Arc<dyn Runtime>,
     data: PathBuf,
     guest: PathBuf,
+    broker: Arc<Broker>,
 }
 
 impl Builder {
-    /// Makes templates in the machine's data directory, with sandboxes of this runtime.
+    /// Makes templates in the machine's data directory, with sandboxes of this runtime, and packages from where this machine has them.
     pub fn new(machine: &Machine, runtime: Arc<dyn Runtime>) -> Self {
-        Self { runtime, data: machine.data().to_owned(), guest: machine.guest().to_owned() }
+        let data = machine.data().to_owned();
+        let reserve = crate::admission::Bounds::default().disk_reserve_bytes;
+        let gate = Gate::new(&crate::egress::packages(&data), Upstreams::of_this_machine(), reserve);
+        let broker = Arc::new(Broker::new(gate));
+        Self { runtime, data, guest: machine.guest().to_owned(), broker }
     }
 
     /// Makes a template of an image: a `docker save` archive, or an OCI layout as an archive or a directory.
@@ -92,8 +125,21 @@ impl Builder {
     pub async fn import(&self, name: &str, file: &Path, watch: Watch<'_>) -> Result<Template, Error> {
         store::check_name(name)?;
         let package = Package::open(file)?;
-        let image = Image::read(&package)?;
         let layers = Layers::open(&self.data).await?;
+        let template = self.import_package(name, &package, &layers, watch).await?;
+        Store::new(&self.data).save(&template)?;
+        Ok(template)
+    }
+
+    /// Makes the layers of an image. The template is not kept.
+    async fn import_package(
+        &self,
+        name: &str,
+        package: &Package,
+        layers: &Layers,
+        watch: Watch<'_>,
+    ) -> Result<Template, Error> {
+        let image = Image::read(package)?;
         let count = image.layers.len();
         let diff_ids: Vec<String> = image.layers.iter().map(|layer| layer.diff_id.clone()).collect();
         let mut keys: Vec<String> = Vec::new();
@@ -109,7 +155,7 @@ impl Builder {
             watch(Progress::Layer { number, count, bytes: Some(blob.size) });
             let source = Source::blob(blob, layer.digest.clone())?;
             let done = keys.iter().map(|key| layers.tree(key)).collect();
-            let (making, unpacked) = self.unpack(&layers, source, (done, number == count), watch).await?;
+            let (making, unpacked) = self.unpack(layers, source, (done, number == count), watch).await?;
             if unpacked.report.digest != layer.diff_id {
                 making.discard()?;
                 return Err(image::mismatch(&layer.blob, &layer.diff_id, &unpacked.report.digest));
@@ -117,27 +163,8 @@ impl Builder {
             making.keep(&key, &unpacked.report)?;
             keys.push(key);
         }
-        self.save(name, keys, image)
-    }
-
-    /// Makes a template of a Debian system, from packages.
-    ///
-    /// # Errors
-    /// `mmdebstrap` is missing or failed, or the machine did.
-    pub async fn build_base(&self, name: &str, base: &Base, watch: Watch<'_>) -> Result<Template, Error> {
-        store::check_name(name)?;
-        let layers = Layers::open(&self.data).await?;
-        watch(Progress::Layer { number: 1, count: 1, bytes: None });
-        let source = base.start(layers.scratch())?;
-        let (making, unpacked) = self.unpack(&layers, source, (Vec::new(), true), watch).await?;
-        // The archive passes through here as it is: its digest is ours, and the guest's must agree.
-        if unpacked.report.digest != unpacked.digest {
-            making.discard()?;
-            return Err(Error::Protocol("the guest read another archive than the one that was sent".into()));
-        }
-        let key = layers::key(std::slice::from_ref(&unpacked.digest), true);
-        making.keep(&key, &unpacked.report)?;
-        self.save(name, vec![key], Image::default())
+        let template = Template { layers: keys, env: image.env, cwd: image.cwd, ..Template::of(name) };
+        Ok(image.note.map_or(template.clone(), |note| note.written_on(template)))
     }
 
     /// Unpacks one layer; if that fails nothing of it is left.
@@ -169,20 +196,6 @@ impl Builder {
                 Err(error.cause)
             }
         }
-    }
-
-    fn save(&self, name: &str, layers: Vec<String>, image: Image) -> Result<Template, Error> {
-        let built_at = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let template = Template {
-            name: name.to_owned(),
-            layers,
-            env: image.env,
-            cwd: image.cwd,
-            policy: api::policy::Policy::default(),
-            built_at: built_at.map_or(0, |since| since.as_secs()),
-        };
-        Store::new(&self.data).save(&template)?;
-        Ok(template)
     }
 }
 

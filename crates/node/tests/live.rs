@@ -3,7 +3,6 @@
 // A test fails by panicking.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)]
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,14 +31,7 @@ impl Place {
         let data = tempfile::tempdir().unwrap();
         std::fs::set_permissions(data.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
         let machine = Machine::open(data.path()).unwrap();
-        let template = Template {
-            name: "base".into(),
-            layers: vec!["a".repeat(64)],
-            env: BTreeMap::new(),
-            cwd: None,
-            policy: api::policy::Policy::default(),
-            built_at: 0,
-        };
+        let template = Template { layers: vec!["a".repeat(64)], ..Template::of("base") };
         std::fs::create_dir_all(template.layer_directories(data.path())[0].as_path()).unwrap();
         Store::new(data.path()).save(&template).unwrap();
         Self { sim: Sim::new(), machine, _data: data }
@@ -74,7 +66,7 @@ fn order() -> Order {
 
 fn request() -> CreateSandbox {
     let limits = Limits { disk_bytes: Limits::MIN.disk_bytes, ..Limits::default() };
-    CreateSandbox { limits, ..CreateSandbox::default() }
+    CreateSandbox { limits: limits.into(), ..CreateSandbox::default() }
 }
 
 fn id(text: &str) -> SandboxId {
@@ -276,8 +268,8 @@ async fn idle_is_no_call_and_no_running_exec() {
 async fn a_life_ends_on_time_whatever_runs() {
     let place = Place::new();
     let node = place.node().await;
-    let limits = Limits { ttl_ms: 1000, ..request().limits };
-    let order = Order { request: CreateSandbox { limits, ..request() }, ..order() };
+    let limits = Limits { ttl_ms: 1000, ..request().limits.over(Limits::default()) };
+    let order = Order { request: CreateSandbox { limits: limits.into(), ..request() }, ..order() };
     node.create(&id("a"), &order).await.unwrap();
     let call = node.call(&id("a")).unwrap();
     call.exec(&exec_id(), exec(&["sleep", "60"])).await.unwrap();

@@ -61,6 +61,19 @@ pub enum Profile {
         /// The directory to fill.
         target: PathBuf,
     },
+    /// Runs one step of a recipe: code as root of the sandbox's own user namespace, with what installing packages takes, and a
+    /// writable root. What changes lies on the sandbox's disk and is bound read-only at `/.belljar/upper`.
+    Build,
+}
+
+impl Profile {
+    /// Whether process 1 may own files on behalf of others.
+    pub fn owns_files(&self) -> bool {
+        match self {
+            Self::Run => false,
+            Self::Unpack { .. } | Self::Build => true,
+        }
+    }
 }
 
 /// How process 1 of a sandbox ended.

@@ -52,7 +52,7 @@ pub(crate) async fn ask(
 
 /// A sandbox of `p` that is to be made.
 pub(crate) fn sandbox(id: &str) -> Sandbox {
-    Sandbox::asked(id.parse().unwrap(), "p", &CreateSandbox::default(), 1)
+    Sandbox::asked(id.parse().unwrap(), "p", &CreateSandbox::default(), &Default::default(), 1)
 }
 
 pub(crate) fn named(id: &str, name: &str) -> Sandbox {

@@ -80,8 +80,9 @@ impl Siege<'_> {
 
     /// A sandbox with this policy.
     pub(crate) async fn sandbox(&self, policy: Policy) -> SandboxId {
-        let limits = Limits { memory_bytes: 256 << 20, pids: 256, ..small().limits };
-        let request = CreateSandbox { tier: self.tier, limits, policy: Some(policy), ..small() };
+        let limits = Limits { memory_bytes: 256 << 20, pids: 256, ..e2e::service::small_limits() };
+        let request =
+            CreateSandbox { tier: self.tier, limits: limits.into(), policy: Some(policy), ..small() };
         self.client().create(&request).await.unwrap().id
     }
 

@@ -16,9 +16,13 @@ const MEMORY_BYTES: u64 = 64 << 20;
 
 /// Sandboxes with room for many files.
 fn roomy() -> CreateSandbox {
-    let limits =
-        Limits { disk_bytes: 2 << 30, disk_inodes: 300_000, memory_bytes: 512 << 20, ..small().limits };
-    CreateSandbox { limits, ..small() }
+    let limits = Limits {
+        disk_bytes: 2 << 30,
+        disk_inodes: 300_000,
+        memory_bytes: 512 << 20,
+        ..e2e::service::small_limits()
+    };
+    CreateSandbox { limits: limits.into(), ..small() }
 }
 
 /// P-11.

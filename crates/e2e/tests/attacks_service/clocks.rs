@@ -48,7 +48,10 @@ fn a_server_whose_clock_jumps_keeps_every_time_limit() {
         for to in ["+3600", "-3600", "+31536000", "-31536000"] {
             jump("+0");
             let began = Instant::now();
-            let expiring = CreateSandbox { limits: Limits { ttl_ms: TTL_MS, ..small().limits }, ..small() };
+            let expiring = CreateSandbox {
+                limits: Limits { ttl_ms: TTL_MS, ..e2e::service::small_limits() }.into(),
+                ..small()
+            };
             let expiring = client.create(&expiring).await.unwrap().id;
             let idle = client.create(&CreateSandbox { idle_ms: IDLE_MS, ..small() }).await.unwrap().id;
             let spec = ExecSpec { deadline_ms: Some(1000), ..script("sleep 30") };

@@ -104,7 +104,7 @@ fn bytes_that_are_no_text_reach_every_reader_as_they_are() {
         // Control: all of it is no text, and so is not a string of JSON.
         assert!(std::str::from_utf8(&wild).is_err());
         for tier in tiers() {
-            let body = json!({ "tier": tier, "limits": e2e::service::small().limits });
+            let body = json!({ "tier": tier, "limits": e2e::service::small_limits() });
             let made = keyed(&service, &service.key, "POST", "/v1/sandboxes", &body).json();
             let home = made["id"].as_str().unwrap().to_owned();
             let execs = format!("/v1/sandboxes/{home}/execs");
@@ -179,7 +179,7 @@ fn output_that_imitates_our_lines_is_only_output() {
     served(async || {
         let service = Service::start();
         for tier in tiers() {
-            let body = json!({ "tier": tier, "limits": e2e::service::small().limits });
+            let body = json!({ "tier": tier, "limits": e2e::service::small_limits() });
             let made = keyed(&service, &service.key, "POST", "/v1/sandboxes", &body).json();
             let home = made["id"].as_str().unwrap().to_owned();
             let execs = format!("/v1/sandboxes/{home}/execs");

@@ -27,8 +27,13 @@ const DROP: &str = "/workspace/drop";
 const MEMORY_BYTES: u64 = 64 << 20;
 
 async fn sandbox(service: &Service, tier: Tier) -> SandboxId {
-    let limits = Limits { pids: 1024, disk_bytes: 512 << 20, ..e2e::service::small().limits };
-    service.client().create(&CreateSandbox { tier, limits, ..e2e::service::small() }).await.unwrap().id
+    let limits = Limits { pids: 1024, disk_bytes: 512 << 20, ..e2e::service::small_limits() };
+    service
+        .client()
+        .create(&CreateSandbox { tier, limits: limits.into(), ..e2e::service::small() })
+        .await
+        .unwrap()
+        .id
 }
 
 /// How much of a core a process used while something was done.

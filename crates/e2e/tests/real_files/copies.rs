@@ -102,9 +102,13 @@ fn a_tree_of_many_small_files_is_copied_there_and_back() {
             std::fs::write(directory.join(number.to_string()), format!("file {number}")).unwrap();
         }
         for tier in tiers() {
-            let limits =
-                Limits { disk_bytes: 1 << 30, disk_inodes: 2 * files as u64 + 10_000, ..small().limits };
-            let id = client.create(&CreateSandbox { tier, limits, ..small() }).await.unwrap().id;
+            let limits = Limits {
+                disk_bytes: 1 << 30,
+                disk_inodes: 2 * files as u64 + 10_000,
+                ..e2e::service::small_limits()
+            };
+            let id =
+                client.create(&CreateSandbox { tier, limits: limits.into(), ..small() }).await.unwrap().id;
             let began = Instant::now();
             belljar(&service, here.path(), &["cp", "tree", &format!("{id}:")]);
             let up = began.elapsed();

@@ -43,8 +43,8 @@ fn tiers() -> Vec<Tier> {
 
 /// A sandbox of this tier with room on its disk.
 fn roomy(tier: Tier, disk_bytes: u64) -> CreateSandbox {
-    let limits = Limits { disk_bytes, disk_inodes: 16_384, ..small().limits };
-    CreateSandbox { tier, limits, ..small() }
+    let limits = Limits { disk_bytes, disk_inodes: 16_384, ..e2e::service::small_limits() };
+    CreateSandbox { tier, limits: limits.into(), ..small() }
 }
 
 /// Runs a test in a fresh sandbox of every tier.

@@ -43,8 +43,8 @@ impl Application {
     pub(crate) async fn with(service: &Service, request: CreateSandbox) -> Self {
         let client = service.client();
         // Each connection is a thread of the application's.
-        let limits = Limits { memory_bytes: 512 << 20, pids: 1024, ..request.limits };
-        let sandbox = client.create(&CreateSandbox { limits, ..request }).await.unwrap();
+        let limits = Limits { memory_bytes: 512 << 20, pids: 1024, ..request.limits.over(Limits::default()) };
+        let sandbox = client.create(&CreateSandbox { limits: limits.into(), ..request }).await.unwrap();
         let application = Self { port: client.port(&sandbox.id, 8000).await.unwrap(), client, sandbox };
         application.serve().await;
         application

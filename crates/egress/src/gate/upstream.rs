@@ -231,6 +231,12 @@ fn archives(text: &str) -> (Option<String>, Option<String>) {
     (archive, security)
 }
 
+/// Has clients that bring no cryptography of their own use the one that everything here uses.
+pub fn use_ring() {
+    // Somebody may have chosen before, and then that is used.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -233,7 +233,7 @@ fn show(parts: &[Part]) -> String {
     String::from_utf8_lossy(&parts.join(&b'/')).chars().take(64).collect()
 }
 
-fn is_opaque(directory: &OwnedFd) -> bool {
+pub fn is_opaque(directory: &OwnedFd) -> bool {
     let mut value = [0; 2];
     matches!(rustix::fs::fgetxattr(directory, OPAQUE, &mut value), Ok(1)) && value.first() == Some(&b'y')
 }

@@ -12,9 +12,9 @@ const PART_BYTES_MAX: usize = 255;
 pub const DEPTH_MAX: usize = 256;
 
 /// What begins the name of an entry that hides something of the layers below.
-const WHITEOUT: &[u8] = b".wh.";
+pub const HIDES: &[u8] = b".wh.";
 /// What hides all that the layers below have in this directory.
-const OPAQUE: &[u8] = b".wh..wh..opq";
+pub const HIDES_ALL: &[u8] = b".wh..wh..opq";
 
 /// Directories that the sandbox mounts something on, so that no image may have anything else there. Of those in
 /// [`CLOSED`] an image has nothing to say at all.
@@ -89,10 +89,10 @@ impl Name {
 
 /// What a last part says.
 pub fn meaning(last: &[u8]) -> Result<Meaning, Error> {
-    match last.strip_prefix(WHITEOUT) {
+    match last.strip_prefix(HIDES) {
         None => Ok(Meaning::Thing),
-        Some(_) if last == OPAQUE => Ok(Meaning::HidesAll),
-        Some(rest) if rest.starts_with(WHITEOUT) => Ok(Meaning::Note),
+        Some(_) if last == HIDES_ALL => Ok(Meaning::HidesAll),
+        Some(rest) if rest.starts_with(HIDES) => Ok(Meaning::Note),
         Some(b"" | b"." | b"..") => Err(refused(last, "hides nothing that has a name")),
         Some(rest) => Ok(Meaning::Hides(rest.to_vec())),
     }

@@ -141,12 +141,15 @@ impl Base {
         Ok(Source { compression: Compression::None, pieces, _building: Some(building) })
     }
 
+    /// All that makes a difference to what is built, where packages come from excepted.
+    pub(super) fn contents(&self) -> Vec<String> {
+        let packages = PACKAGES.into_iter().map(str::to_owned).chain(self.packages.iter().cloned());
+        packages.chain(LEFT_OUT.map(str::to_owned)).chain([settings(&self.suite)]).collect()
+    }
+
     fn command(&self, tools: &Tools, lines: &[String]) -> Result<Command, Error> {
-        let fine = |word: &str| word.chars().all(|c| c.is_ascii_alphanumeric() || "+-._:=~".contains(c));
         let words = self.packages.iter().chain([&self.suite]);
-        if let Some(bad) =
-            words.into_iter().find(|word| word.is_empty() || word.starts_with('-') || !fine(word))
-        {
+        if let Some(bad) = words.into_iter().find(|word| !super::recipe::debian_word(word)) {
             return Err(unsound(
                 format!("{bad:?} is neither a release nor a package of Debian"),
                 "Name a release such as bookworm, and packages by their names.",

@@ -8,6 +8,7 @@ use api::layer::LAYERS_MAX;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::export::{LABEL, Note};
 use super::package::Package;
 use super::{layers, unsound};
 use crate::error::Error;
@@ -31,6 +32,8 @@ pub(super) struct Image {
     pub(super) env: BTreeMap<String, String>,
     /// The directory it wants its programs to start in.
     pub(super) cwd: Option<String>,
+    /// What only a template has, where it was one.
+    pub(super) note: Option<Note>,
 }
 
 /// One layer.
@@ -95,6 +98,7 @@ struct Configuration {
 struct Wishes {
     env: Option<Vec<String>>,
     working_dir: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize)]
@@ -196,7 +200,7 @@ impl Image {
             .map(|((blob, digest), diff_id)| check_digest(&diff_id).map(|()| Layer { blob, digest, diff_id }))
             .collect::<Result<_, _>>()?;
         let wishes = config.unwrap_or_default();
-        Ok(Self { layers, env: variables(&wishes)?, cwd: directory(&wishes)? })
+        Ok(Self { layers, env: variables(&wishes)?, cwd: directory(&wishes)?, note: note(&wishes)? })
     }
 }
 
@@ -206,6 +210,14 @@ pub(super) fn mismatch(name: &str, expected: &str, found: &str) -> Error {
         format!("part {:?} of the image should be {expected} and is {found}", shown(name)),
         "The image is damaged or was changed: export it again.",
     )
+}
+
+/// What only a template has: as checked as if somebody had asked for it.
+fn note(wishes: &Wishes) -> Result<Option<Note>, Error> {
+    let Some(text) = wishes.labels.as_ref().and_then(|labels| labels.get(LABEL)) else { return Ok(None) };
+    let note: Note = parse("the label of the template", text.as_bytes())?;
+    note.check()?;
+    Ok(Some(note))
 }
 
 fn variables(wishes: &Wishes) -> Result<BTreeMap<String, String>, Error> {
@@ -284,7 +296,7 @@ fn is_ours(os: &str, named: &str) -> bool {
 }
 
 /// This machine, as images name it.
-fn architecture() -> &'static str {
+pub(super) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

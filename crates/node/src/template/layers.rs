@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Store, Template, failed, mounts};
+use super::{Store, Template, cache, failed, mounts};
 use crate::error::Error;
 use crate::journal;
 
@@ -76,6 +76,15 @@ impl Layers {
                 Ok(serde_json::from_slice::<Record>(&text).is_ok_and(|record| record.digest == digest))
             }
         }
+    }
+
+    /// The digest of the archive that a complete layer was made of.
+    pub(super) fn digest(&self, key: &str) -> Result<String, Error> {
+        let path = self.path().join(key).join("layer.json");
+        let text = fs::read(&path).map_err(failed("read", &path))?;
+        let record: Record =
+            serde_json::from_slice(&text).map_err(io::Error::from).map_err(failed("read", &path))?;
+        Ok(record.digest)
     }
 
     /// The directory of a layer's files.
@@ -136,6 +145,11 @@ impl Making {
         self.path.join("fs")
     }
 
+    /// The directory of everything that is needed meanwhile; it goes with it.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The layer is complete: from now on it has its own name.
     pub(super) fn keep(self, key: &str, report: &LayerReport) -> Result<(), Error> {
         let path = self.path.join("layer.json");
@@ -191,7 +205,7 @@ pub async fn using(data: &Path) -> Result<File, Error> {
     Ok(lock)
 }
 
-/// Removes what dead commands left half-made, and layers that no template names and no sandbox uses. Which layers a
+/// Removes what dead commands left half-made, and layers that no template names, no recent step became and no sandbox uses. Which layers a
 /// server's sandboxes use is written down; a sandbox of a command may use any, so while there is one they all stay.
 /// Call it after the sandboxes of dead commands were removed.
 ///
@@ -212,8 +226,10 @@ pub fn tidy(data: &Path) -> Result<(), Error> {
     let in_use = journal::layers_in_use(data)?.filter(|_| accounted);
     // While one template cannot be read, nobody knows what it names.
     let templates = Store::new(data).list().ok();
-    let names_it =
-        |key: &String, templates: &[Template]| templates.iter().any(|one| one.layers.contains(key));
+    let of_steps = cache::layers_kept(data)?;
+    let names_it = |key: &String, templates: &[Template]| {
+        templates.iter().any(|one| one.layers.contains(key)) || of_steps.contains(key)
+    };
     for name in names(&path)? {
         let left = name.strip_prefix("making-").is_some_and(|rest| {
             let id = rest.split_once('-').map_or("", |(_, id)| id);
@@ -257,6 +273,28 @@ pub(super) fn write(path: &Path, text: &[u8]) -> Result<(), Error> {
         .open(path)
         .map_err(failed("write", path))?;
     file.write_all(text).and_then(|()| file.sync_all()).map_err(failed("write", path))
+}
+
+/// Makes a digest of what is written to it.
+#[derive(Default)]
+pub(super) struct Hashing(Sha256);
+
+impl Hashing {
+    /// The digest of all.
+    pub(super) fn finish(self) -> String {
+        format!("sha256:{}", hexadecimal(&self.0.finalize()))
+    }
+}
+
+impl Write for Hashing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 pub(super) fn hexadecimal(bytes: &[u8]) -> String {

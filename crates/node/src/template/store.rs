@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use api::exec::ExecSpec;
 use api::layer::LAYERS_MAX;
+use api::limits::WantedLimits;
 use api::policy::Policy;
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +32,18 @@ pub struct Template {
     /// What may leave its sandboxes, unless they say otherwise.
     #[serde(default)]
     pub policy: Policy,
+    /// What runs in every sandbox from its beginning.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<Vec<String>>,
+    /// What has to succeed before a sandbox counts as started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<Vec<String>>,
+    /// Modules that Python imports ahead.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub imports: Vec<String>,
+    /// What sandboxes may use, unless they say otherwise.
+    #[serde(default)]
+    pub limits: WantedLimits,
     /// When it was made, in seconds since 1970.
     pub built_at: u64,
 }
@@ -42,6 +55,23 @@ pub struct Store {
 }
 
 impl Template {
+    /// A template of this name, made now, with nothing in it yet.
+    pub fn of(name: &str) -> Self {
+        let built_at = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Self {
+            name: name.to_owned(),
+            layers: Vec::new(),
+            env: BTreeMap::new(),
+            cwd: None,
+            policy: Policy::default(),
+            start: None,
+            ready: None,
+            imports: Vec::new(),
+            limits: WantedLimits::default(),
+            built_at: built_at.map_or(0, |since| since.as_secs()),
+        }
+    }
+
     /// The directories of its layers, the lowest first.
     pub fn layer_directories(&self, data: &Path) -> Vec<PathBuf> {
         self.layers.iter().map(|key| layers::tree(data, key)).collect()
@@ -108,6 +138,26 @@ impl Store {
         if sound { Ok(template) } else { Err(failed("use", &path)(io::ErrorKind::InvalidData.into())) }
     }
 
+    /// Whether there is one of that name.
+    pub fn has(&self, name: &str) -> bool {
+        check_name(name).is_ok() && self.path(name).exists()
+    }
+
+    /// What the last build of a template said.
+    ///
+    /// # Errors
+    /// None was built here.
+    pub fn build_log(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let path = super::cache::log_path(&self.data, name)?;
+        match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Request(api::Error {
+                fix: "Builds are kept by the name of their template: see `belljar template list`.".into(),
+                ..api::Error::not_found(format!("no template {name} was built here"))
+            })),
+            other => other.map_err(failed("read", &path)),
+        }
+    }
+
     /// Writes a template, in one step, over the one of that name if there is one.
     ///
     /// # Errors
@@ -163,7 +213,9 @@ pub(super) fn check_name(name: &str) -> Result<(), Error> {
 fn missing(name: &str) -> Error {
     let fix = match name {
         "base" => "Make it with `belljar template build base`.",
-        _ => "See `belljar template list`, or make it with `belljar template import`.",
+        _ => {
+            "See `belljar template list`, or make it with `belljar template build` or `belljar template import`."
+        }
     };
     Error::Request(api::Error {
         fix: fix.into(),
@@ -178,14 +230,7 @@ mod tests {
     fn template(name: &str) -> Template {
         let env = BTreeMap::from([("PATH".to_owned(), "/bin".to_owned()), ("A".to_owned(), "1".to_owned())]);
         let layers = vec!["a".repeat(64)];
-        Template {
-            name: name.into(),
-            layers,
-            env,
-            cwd: Some("/srv".into()),
-            policy: Policy::default(),
-            built_at: 5,
-        }
+        Template { layers, env, cwd: Some("/srv".into()), built_at: 5, ..Template::of(name) }
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! The thread's last piece says that all was read and is what it should be. Without it the body is aborted, and
 //! what the guest has unpacked so far goes with its sandbox.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ const FRAMES_WAITING: usize = 2;
 const LAYER_WITHIN: Duration = Duration::from_secs(40 * 60);
 /// What the sandbox may use. Only the guest runs in it, with two threads; memory is for what is written and not yet on
 /// disk. It ends by itself a little after the layer's own time, should nobody be left to end it.
-const LIMITS: Limits =
+pub(super) const LIMITS: Limits =
     Limits { memory_bytes: 256 << 20, cpu_millis: 2000, ttl_ms: 45 * 60 * 1000, ..Limits::MIN };
 
 /// What is needed to unpack one layer.
@@ -100,6 +100,45 @@ impl Source {
             let _ = sender.blocking_send(last);
         });
         Ok(Self { compression, pieces, _building: None })
+    }
+
+    /// An archive that is written by a thread of its own.
+    pub(super) fn made(make: impl FnOnce(&mut dyn io::Write) -> Result<(), Error> + Send + 'static) -> Self {
+        let (sender, pieces) = mpsc::channel(PIECES_WAITING);
+        tokio::task::spawn_blocking(move || {
+            let mut outlet = Outlet { sender, now: Vec::new(), hasher: layers::Hashing::default() };
+            let made = make(&mut outlet);
+            let last = match made.and_then(|()| outlet.flush().map_err(failed("pack", "an archive".as_ref())))
+            {
+                Ok(()) => Piece::End(outlet.hasher.finish()),
+                Err(error) => Piece::Failed(error),
+            };
+            let _ = outlet.sender.blocking_send(last);
+        });
+        Self { compression: Compression::None, pieces, _building: None }
+    }
+}
+
+/// Hands on what is written to it, and hashes it.
+struct Outlet {
+    sender: mpsc::Sender<Piece>,
+    now: Vec<u8>,
+    hasher: layers::Hashing,
+}
+
+impl io::Write for Outlet {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.now.extend_from_slice(bytes);
+        if self.now.len() >= PIECE_BYTES {
+            self.flush()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.hasher.write_all(&self.now)?;
+        let piece = Piece::Bytes(std::mem::take(&mut self.now).into());
+        self.sender.blocking_send(piece).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 

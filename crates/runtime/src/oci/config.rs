@@ -28,8 +28,8 @@ const PAGE_BYTES: u64 = 4096;
 
 /// What process 1 needs to start, group and kill user processes, and to empty their bounding set.
 const RUNS: [&str; 4] = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SETPCAP"];
-/// What it also needs to own files on behalf of an image's users.
-const UNPACKS: [&str; 4] = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID"];
+/// What it also needs to own files on behalf of an image's users, and lets the steps of a recipe have.
+const OWNS: [&str; 4] = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID"];
 
 /// What of the host shows through `/proc` and `/sys` and is nobody's business inside: hardware, keys, timers, and
 /// counters and names by which one sandbox could watch or signal another (the disks of all sandboxes are block devices
@@ -67,7 +67,7 @@ pub(crate) fn config(id: &SandboxId, spec: &Spec, bundle: &Path, (base, tier): (
     json!({
         "ociVersion": "1.0.2",
         "process": process(spec),
-        "root": { "path": "rootfs", "readonly": true },
+        "root": { "path": "rootfs", "readonly": spec.profile != Profile::Build },
         "hostname": "sandbox",
         "mounts": mounts(spec, bundle),
         "linux": linux(id, base, tier),
@@ -75,21 +75,26 @@ pub(crate) fn config(id: &SandboxId, spec: &Spec, bundle: &Path, (base, tier): (
 }
 
 /// The capabilities of process 1, as bits.
-pub(crate) fn capability_bits(unpacks: bool) -> u64 {
+pub(crate) fn capability_bits(owns_files: bool) -> u64 {
     // CAP_KILL 5, CAP_SETGID 6, CAP_SETUID 7, CAP_SETPCAP 8; CAP_CHOWN 0, DAC_OVERRIDE 1, FOWNER 3, FSETID 4.
-    0b1_1110_0000 | if unpacks { 0b1_1011 } else { 0 }
+    0b1_1110_0000 | if owns_files { 0b1_1011 } else { 0 }
 }
 
 fn process(spec: &Spec) -> Value {
     let mut capabilities = RUNS.to_vec();
-    if let Profile::Unpack { .. } = spec.profile {
-        capabilities.extend(UNPACKS);
+    if spec.profile.owns_files() {
+        capabilities.extend(OWNS);
+    }
+    let mut words = vec!["/.belljar/guest".to_owned(), "init".to_owned()];
+    words.extend(["--ttl-ms".to_owned(), spec.limits.ttl_ms.to_string()]);
+    if spec.profile == Profile::Build {
+        words.push("--build".to_owned());
     }
     let rlimit = |kind: &str, value: u64| json!({ "type": kind, "soft": value, "hard": value });
     json!({
         "terminal": false,
         "user": { "uid": 0, "gid": 0 },
-        "args": ["/.belljar/guest", "init", "--ttl-ms", spec.limits.ttl_ms.to_string()],
+        "args": words,
         "env": ["PATH=/usr/bin:/bin"],
         "cwd": "/",
         "capabilities": {
@@ -127,7 +132,7 @@ fn mounts(spec: &Spec, bundle: &Path) -> Value {
     // Linux counts the terminals of all sandboxes together, and one that opens them all would leave the others none.
     let pts_max = format!("max={}", TERMINALS_MAX * TERMINALS_SHARE);
     match &spec.profile {
-        Profile::Run => mounts.extend([
+        Profile::Run | Profile::Build => mounts.extend([
             json!({
                 "destination": "/dev/pts",
                 "type": "devpts",
@@ -151,6 +156,9 @@ fn mounts(spec: &Spec, bundle: &Path) -> Value {
             let numbered = (0..done.len()).map(|number| bind(&format!("/layers/{number}"), &format!("done/{number}"), false));
             mounts.extend(numbered);
         }
+    }
+    if spec.profile == Profile::Build {
+        mounts.push(bind("/.belljar/upper", "disk/upper", false));
     }
     Value::Array(mounts)
 }

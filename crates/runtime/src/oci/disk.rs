@@ -43,6 +43,10 @@ const FORMAT: Duration = Duration::from_secs(20);
 /// Others ask for free loop devices at the same time; each round one of them gets one.
 const ATTACH_TRIES: u32 = 256;
 
+/// Where a root that can be written to keeps what was changed in it, and where the overlay makes that ready.
+pub(crate) const UPPER: &str = "upper";
+pub(crate) const WORK: &str = "work";
+
 const LOOP_MAJOR: u32 = 7;
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
 const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
@@ -88,7 +92,13 @@ impl Disk {
             },
             Operation::Own { path: c_string(target.as_os_str())?, owner: base, mode: 0o711 },
         ];
-        for (name, user, mode) in [("workspace", UID, 0o755), ("home", UID, 0o750), ("spool", 0, 0o700)] {
+        for (name, user, mode) in [
+            ("workspace", UID, 0o755),
+            ("home", UID, 0o750),
+            ("spool", 0, 0o700),
+            (UPPER, 0, 0o755),
+            (WORK, 0, 0o700),
+        ] {
             let path = c_string(target.join(name).as_os_str())?;
             operations.push(Operation::Directory { path: path.clone() });
             operations.push(Operation::Own { path, owner: base + user, mode });

@@ -62,7 +62,7 @@ pub(super) fn compare(
     expect("groups", format!("{:?}", posture.groups), "[]".into());
     expect("no_new_privileges", posture.no_new_privileges.to_string(), "true".into());
     expect("seccomp", posture.seccomp.to_string(), "2".into());
-    let capabilities = config::capability_bits(record.unpacks);
+    let capabilities = config::capability_bits(record.owns_files);
     let (held, separate) = match tier {
         Tier::Container => (capabilities, SEPARATE.as_slice()),
         Tier::UserKernel => (capabilities | KERNEL_CAPABILITIES, SEPARATE_KERNEL.as_slice()),

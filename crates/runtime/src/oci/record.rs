@@ -44,8 +44,9 @@ pub(crate) struct Record {
     pub range: u32,
     /// The boot in which it was made; after another one nothing of it runs.
     pub boot: String,
-    /// Whether process 1 has the capabilities for unpacking.
-    pub unpacks: bool,
+    /// Whether process 1 may own files on behalf of others.
+    #[serde(rename = "unpacks")]
+    pub owns_files: bool,
     /// The number of the loop device under its disk.
     pub device: Option<u32>,
     /// Process 1, once it runs.
@@ -148,7 +149,7 @@ impl Dirs {
         &self,
         id: &SandboxId,
         runtime: &str,
-        unpacks: bool,
+        owns_files: bool,
     ) -> Result<(Record, Lock), Error> {
         let path = self.sandbox(id);
         let _ranges = self.lock_ranges()?;
@@ -157,7 +158,7 @@ impl Dirs {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(Error::Exists(id.clone())),
             Err(error) => return Err(failed("make directory", &path, error)),
         }
-        let made = self.fill(id, runtime, unpacks);
+        let made = self.fill(id, runtime, owns_files);
         if made.is_err() {
             // Nothing but these files exists yet, so this is the whole teardown; its failure would add nothing.
             let _ = files::remove_shallow(&path, 0);
@@ -165,7 +166,7 @@ impl Dirs {
         made
     }
 
-    fn fill(&self, id: &SandboxId, runtime: &str, unpacks: bool) -> Result<(Record, Lock), Error> {
+    fn fill(&self, id: &SandboxId, runtime: &str, owns_files: bool) -> Result<(Record, Lock), Error> {
         let lock = self.take(id)?.ok_or_else(|| Error::Exists(id.clone()))?;
         let boot = crate::oci::process::boot_id()?;
         let range = self.lowest_free_range()?;
@@ -173,7 +174,7 @@ impl Dirs {
             runtime: runtime.to_owned(),
             range,
             boot,
-            unpacks,
+            owns_files,
             device: None,
             process: None,
             stopping: false,

@@ -10,7 +10,7 @@ use rustix::mount::MountFlags;
 use rustix::process::Signal;
 
 use super::cgroup::Cgroups;
-use super::disk::Disk;
+use super::disk::{Disk, UPPER, WORK};
 use super::mounts::{Operation, Plan, c_string};
 use super::process::{Process, Words};
 use super::record::Record;
@@ -28,8 +28,7 @@ const LAYERS_MAX: usize = 128;
 /// Starts a sandbox; if that fails, nothing of it is left.
 pub(super) fn start(oci: &Oci, id: &SandboxId, spec: &Spec) -> Result<Hand, Error> {
     check(spec)?;
-    let unpacks = matches!(spec.profile, Profile::Unpack { .. });
-    let (record, lock) = oci.dirs.reserve(id, oci.flavor.name, unpacks)?;
+    let (record, lock) = oci.dirs.reserve(id, oci.flavor.name, spec.profile.owns_files())?;
     oci.reached("record");
     match build(oci, id, spec, record) {
         Ok(hand) => Ok(Hand { lock: Mutex::new(Some(lock)), ..hand }),
@@ -105,7 +104,7 @@ fn lay_out(bundle: &Path, spec: &Spec) -> Result<(), Error> {
     for name in ["rootfs", "disk", "layers", "done", "target"] {
         files::directory(&bundle.join(name), 0o711)?;
     }
-    for number in (0..spec.layers.len()).filter(|_| spec.layers.len() > 1) {
+    for number in (0..spec.layers.len()).filter(|_| is_overlaid(spec)) {
         files::directory(&bundle.join("layers").join(number.to_string()), 0o711)?;
     }
     if let Profile::Unpack { done, .. } = &spec.profile {
@@ -137,15 +136,17 @@ fn operations(
         Operation::Join { procs: oci.cgroups.runtime_procs(id)? },
         Operation::Separate,
     ];
-    if let [layer] = spec.layers.as_slice() {
-        operations.push(mirror(layer, &bundle.join("rootfs"), false, true)?);
-    } else {
+    operations.extend(disk.operations(&bundle.join("disk"), base)?);
+    if is_overlaid(spec) {
         for (number, layer) in spec.layers.iter().enumerate() {
             operations.push(mirror(layer, &bundle.join("layers").join(number.to_string()), false, true)?);
         }
-        operations.extend(overlay(&bundle, spec.layers.len())?);
+        operations.extend(overlay(&bundle, spec)?);
+    } else {
+        for layer in &spec.layers {
+            operations.push(mirror(layer, &bundle.join("rootfs"), false, true)?);
+        }
     }
-    operations.extend(disk.operations(&bundle.join("disk"), base)?);
     operations.push(mirror(&spec.guest, &bundle.join("guest"), false, false)?);
     if let Profile::Unpack { done, target } = &spec.profile {
         operations.push(mirror(target, &bundle.join("target"), true, true)?);
@@ -156,19 +157,31 @@ fn operations(
     Ok(operations)
 }
 
-/// Lays the mirrored layers over each other. Opaque directories are marked in the `user` namespace of attributes,
-/// because the guest that unpacked them was not root of the machine.
-fn overlay(bundle: &Path, layers: usize) -> Result<[Operation; 3], Error> {
+/// Whether the root is more than one directory.
+fn is_overlaid(spec: &Spec) -> bool {
+    spec.layers.len() > 1 || spec.profile == Profile::Build
+}
+
+/// Lays the mirrored layers over each other, and what a build changes over them all. Opaque directories are marked in the
+/// `user` namespace of attributes, because the guest that unpacked them was not root of the machine.
+fn overlay(bundle: &Path, spec: &Spec) -> Result<[Operation; 3], Error> {
     // The first named is the uppermost.
-    let names: Vec<String> = (0..layers).rev().map(|number| number.to_string()).collect();
-    let options = format!("lowerdir={},userxattr", names.join(":"));
+    let names: Vec<String> = (0..spec.layers.len()).rev().map(|number| number.to_string()).collect();
+    let mut options = format!("lowerdir={},userxattr", names.join(":"));
+    let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
+    if spec.profile == Profile::Build {
+        let [upper, work] = [UPPER, WORK].map(|name| format!("../disk/{name}"));
+        options.push_str(&format!(",upperdir={upper},workdir={work}"));
+    } else {
+        flags |= MountFlags::RDONLY;
+    }
     Ok([
         Operation::Enter { path: c_string(bundle.join("layers").as_os_str())? },
         Operation::Mount {
             kind: c"overlay",
             source: c"overlay".to_owned(),
             target: c_string(bundle.join("rootfs").as_os_str())?,
-            flags: MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID,
+            flags,
             options: c_string(options.as_ref())?,
         },
         Operation::Enter { path: c"/".to_owned() },

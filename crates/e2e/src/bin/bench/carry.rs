@@ -42,8 +42,9 @@ pub(crate) async fn run(bytes: u64, runtimes: &[&str]) -> Carried {
     for name in runtimes {
         let tier = if *name == "runsc" { Tier::UserKernel } else { Tier::Container };
         // The file beside the one that it replaces.
-        let limits = Limits { disk_bytes: 2 * bytes + (256 << 20), ..small().limits };
-        sandboxes.push(client.create(&CreateSandbox { tier, limits, ..small() }).await.unwrap().id);
+        let limits = Limits { disk_bytes: 2 * bytes + (256 << 20), ..e2e::service::small_limits() };
+        sandboxes
+            .push(client.create(&CreateSandbox { tier, limits: limits.into(), ..small() }).await.unwrap().id);
         carried.ways.push(((*name).into(), Duration::MAX, Duration::MAX));
     }
     for _ in 0..TURNS {

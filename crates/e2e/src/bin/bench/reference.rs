@@ -21,7 +21,6 @@ use std::time::{Duration, Instant};
 
 use api::SandboxId;
 use e2e::Lab;
-use e2e::service::small;
 use runtime::Runtime;
 use runtime::oci::{Dirs, Flavor, Oci};
 
@@ -46,7 +45,10 @@ impl Reference {
         let runtime: Arc<dyn Runtime> =
             Arc::new(Oci::new(flavor, dirs).expect("the runtime of the reference"));
         let id = lab.id();
-        runtime.start(&id, &lab.spec(small().limits)).await.expect("the mounts of the reference");
+        runtime
+            .start(&id, &lab.spec(e2e::service::small_limits()))
+            .await
+            .expect("the mounts of the reference");
         let (stream, _) = listener.accept().expect("the keeper's call");
         // The next one waits for its own keeper at the same place.
         std::fs::remove_file(lab.data().join(SOCKET)).expect("our own socket");

@@ -115,7 +115,7 @@ fn run_all(references: &mut [Reference]) -> Vec<Duration> {
 
 async fn live_here(lab: &Lab) -> Duration {
     let began = Instant::now();
-    let sandbox = lab.sandbox_with(small().limits).await;
+    let sandbox = lab.sandbox_with(e2e::service::small_limits()).await;
     nothing_here(&sandbox).await;
     sandbox.stop(Duration::ZERO).await.unwrap();
     began.elapsed()
@@ -132,7 +132,7 @@ async fn live_served(client: &Client) -> Duration {
 async fn exec_at_once(effort: Effort, lab: &Lab, client: &Client, at_once: usize) -> Ways {
     let (mut here, mut served) = (Vec::new(), Vec::new());
     for _ in 0..SPREAD.min(at_once) {
-        here.push(lab.sandbox_with(small().limits).await);
+        here.push(lab.sandbox_with(e2e::service::small_limits()).await);
         served.push(client.create(&small()).await.unwrap().id);
     }
     let mut ways = Ways { at_once, ..Ways::default() };

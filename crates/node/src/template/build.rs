@@ -1,0 +1,274 @@
+//! A template from a recipe, step by step. A step that was made before is not made again.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use api::layer::LAYERS_MAX;
+use serde_json::json;
+
+use super::base::Base;
+use super::cache::{self, Log, StepKey};
+use super::layers::{self, Layers};
+use super::recipe::{Copy, Ground, Recipe, Step};
+use super::step::{Ears, Setting, Work};
+use super::unpack::Source;
+use super::{Builder, Progress, Store, Template, Watch, copy, failed, store};
+use crate::error::Error;
+
+/// What to build.
+pub struct Order<'a> {
+    /// The name of the template.
+    pub name: &'a str,
+    /// How it is made.
+    pub recipe: &'a Recipe,
+    /// The directory that `copy` copies from.
+    pub home: &'a Path,
+    /// Whether steps that were made before are made again.
+    pub fresh: bool,
+    /// A registry at an address of one's own, `HOST` or `HOST:PORT`, that may be asked.
+    pub registry: Option<&'a str>,
+}
+
+/// Is told when a step begins, and whether it was made before.
+type Begins<'a> = &'a (dyn Fn(&Rising, bool) + Sync);
+
+/// A template in the making.
+struct Rising {
+    layers: Layers,
+    /// The key of all that was done so far.
+    key: String,
+    /// The layers so far, the lowest first, and the digests of their archives.
+    keys: Vec<String>,
+    digests: Vec<String>,
+    setting: Setting,
+    log: Arc<Mutex<Log>>,
+}
+
+impl Builder {
+    /// Makes a template from a recipe.
+    ///
+    /// # Errors
+    /// A step failed, which is named; or what the recipe begins with cannot be had. Nothing named by a template is changed then.
+    pub async fn build(&self, order: &Order<'_>, watch: Watch<'_>) -> Result<Template, Error> {
+        store::check_name(order.name)?;
+        let policy = order.recipe.policy()?;
+        let log = Arc::new(Mutex::new(Log::begin(&self.data, order.name)?));
+        let layers = Layers::open(&self.data).await?;
+        let mut rising = Rising {
+            layers,
+            key: String::new(),
+            keys: Vec::new(),
+            digests: Vec::new(),
+            setting: Setting::default(),
+            log,
+        };
+        let count = order.recipe.steps.len();
+        self.ground(order, &mut rising, watch).await?;
+        for (index, step) in order.recipe.steps.iter().enumerate() {
+            let number = index + 1;
+            let what = step.what();
+            let begins = |rising: &Rising, kept: bool| {
+                let note = if kept { ", made before" } else { "" };
+                rising.say(&format!("# step {number} of {count}: {what}{note}\n"));
+                watch(Progress::Step { number, count, what: &what, kept });
+            };
+            let made = self.step(order, (step, &policy), &mut rising, (watch, &begins)).await;
+            made.map_err(|error| {
+                at_step(error, &format!("step {number} of {count} ({})", step.what()), order.name)
+            })?;
+        }
+        if !order.recipe.imports.is_empty() {
+            self.check_imports(order, &rising, watch).await?;
+        }
+        let template = Template {
+            layers: rising.keys,
+            env: rising.setting.env,
+            cwd: rising.setting.cwd,
+            policy,
+            start: order.recipe.start.as_ref().map(super::recipe::Command::argv),
+            ready: order.recipe.ready.as_ref().map(super::recipe::Command::argv),
+            imports: order.recipe.imports.clone(),
+            limits: order.recipe.limits,
+            ..Template::of(order.name)
+        };
+        Store::new(&self.data).save(&template)?;
+        Ok(template)
+    }
+
+    /// What the recipe begins with.
+    async fn ground(&self, order: &Order<'_>, rising: &mut Rising, watch: Watch<'_>) -> Result<(), Error> {
+        match &order.recipe.from {
+            Ground::Debian { debian } => {
+                rising.say(&format!("# from Debian {debian}\n"));
+                let base = Base { suite: debian.clone(), ..Base::default() };
+                let key = StepKey::of("", &json!({ "debian": debian, "with": base.contents() }))?;
+                if !rising.find(&self.data, order.fresh, &key)? {
+                    watch(Progress::Layer { number: 1, count: 1, bytes: None });
+                    let source = base.start(rising.layers.scratch())?;
+                    let (making, unpacked) =
+                        self.unpack(&rising.layers, source, (Vec::new(), true), watch).await?;
+                    rising.add(&self.data, &key, making, &unpacked)?;
+                }
+                rising.key = key.as_str().to_owned();
+            }
+            Ground::Named(name) if name.contains(['/', ':']) => {
+                rising.say(&format!("# from {name}\n"));
+                let image = self.pull(name, order.registry, watch).await?;
+                rising.stand_on(image)?;
+            }
+            Ground::Named(name) => {
+                rising.say(&format!("# from the template {name}\n"));
+                rising.stand_on(Store::new(&self.data).load(name)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a step, unless it was made before.
+    async fn step(
+        &self,
+        order: &Order<'_>,
+        (step, policy): (&Step, &api::policy::Policy),
+        rising: &mut Rising,
+        (watch, begins): (Watch<'_>, Begins<'_>),
+    ) -> Result<(), Error> {
+        match step {
+            Step::Env(variables) => rising.setting.env.extend(variables.clone()),
+            Step::User(name) => rising.setting.as_user = name != "root",
+            Step::Workdir(path) => rising.setting.cwd = Some(path.clone()),
+            Step::Copy(copy) => return self.copy(order, copy, rising, (watch, begins)).await,
+            Step::Apt(_) | Step::Pip(_) | Step::Npm(_) | Step::Run(_) => {}
+        }
+        let Some(work) = Work::of(step, &rising.setting, policy) else {
+            begins(rising, false);
+            return Ok(());
+        };
+        // All that can make a difference is in what is run: words, variables, directory, user and what may leave.
+        let key = StepKey::of(&rising.key, &json!({ "runs": work.commands, "policy": work.policy }))?;
+        let kept = rising.find(&self.data, order.fresh, &key)?;
+        begins(rising, kept);
+        if !kept {
+            let ears = Ears { log: &rising.log, watch };
+            let made = self.work(work, rising.trees(), Some(&rising.layers), ears).await?;
+            if let Some((making, unpacked)) = made {
+                rising.add(&self.data, &key, making, &unpacked)?;
+            }
+        }
+        rising.key = key.as_str().to_owned();
+        Ok(())
+    }
+
+    async fn copy(
+        &self,
+        order: &Order<'_>,
+        what: &Copy,
+        rising: &mut Rising,
+        (watch, begins): (Watch<'_>, Begins<'_>),
+    ) -> Result<(), Error> {
+        // Read twice: once to know what it is, and once to send it.
+        let (home, asked) = (order.home.to_owned(), what.clone());
+        let digest = tokio::task::spawn_blocking(move || {
+            let mut hasher = layers::Hashing::default();
+            copy::pack(&home, &asked, &mut hasher).map(|()| hasher.finish())
+        });
+        let digest =
+            digest.await.map_err(|error| failed("copy", order.home)(std::io::Error::other(error)))??;
+        let key = StepKey::of(&rising.key, &json!({ "copy": digest }))?;
+        let kept = rising.find(&self.data, order.fresh, &key)?;
+        begins(rising, kept);
+        if !kept {
+            let (home, asked) = (order.home.to_owned(), what.clone());
+            let source = Source::made(move |writer| copy::pack(&home, &asked, writer));
+            let (making, unpacked) =
+                self.unpack(&rising.layers, source, (rising.trees(), true), watch).await?;
+            if unpacked.digest != digest {
+                making.discard()?;
+                return Err(super::unsound("files changed while they were copied", "Build again."));
+            }
+            rising.add(&self.data, &key, making, &unpacked)?;
+        }
+        rising.key = key.as_str().to_owned();
+        Ok(())
+    }
+
+    /// What is to be imported ahead can be imported, by the user that code runs as.
+    async fn check_imports(&self, order: &Order<'_>, rising: &Rising, watch: Watch<'_>) -> Result<(), Error> {
+        rising.say("# imports\n");
+        let work = Work::imports(&order.recipe.imports, &rising.setting);
+        let key = StepKey::of(&rising.key, &json!({ "imports": work.commands }))?;
+        let Some((top, digest)) = rising.keys.last().zip(rising.digests.last()) else { return Ok(()) };
+        if !order.fresh && cache::find(&self.data, &rising.layers, &key)?.is_some() {
+            return Ok(());
+        }
+        let ears = Ears { log: &rising.log, watch };
+        let worked = self.work(work, rising.trees(), None, ears).await;
+        worked.map_err(|error| at_step(error, "imports", order.name))?;
+        cache::keep(&self.data, &key, top, digest)
+    }
+}
+
+impl Rising {
+    /// Begins with a template.
+    fn stand_on(&mut self, template: Template) -> Result<(), Error> {
+        for key in &template.layers {
+            self.digests.push(self.layers.digest(key)?);
+        }
+        self.key = StepKey::of("", &json!({ "layers": template.layers }))?.as_str().to_owned();
+        self.keys = template.layers;
+        self.setting = Setting { env: template.env, cwd: template.cwd, as_user: false };
+        Ok(())
+    }
+
+    /// Takes the layer of a step that was made before, if it was.
+    fn find(&mut self, data: &Path, fresh: bool, key: &StepKey) -> Result<bool, Error> {
+        let found = if fresh { None } else { cache::find(data, &self.layers, key)? };
+        let Some(layer) = found else { return Ok(false) };
+        self.digests.push(self.layers.digest(&layer)?);
+        self.keys.push(layer);
+        Ok(true)
+    }
+
+    /// Adds the layer that a step became. Its name is that of its content and of what lies below.
+    fn add(
+        &mut self,
+        data: &Path,
+        step: &StepKey,
+        making: layers::Making,
+        unpacked: &super::Unpacked,
+    ) -> Result<(), Error> {
+        if unpacked.report.digest != unpacked.digest {
+            making.discard()?;
+            return Err(Error::Protocol("the guest read another archive than the one that was sent".into()));
+        }
+        if self.keys.len() >= LAYERS_MAX {
+            making.discard()?;
+            return Err(Error::Request(api::limits::exceeded(
+                "the number of layers",
+                self.keys.len() as u64 + 1,
+                LAYERS_MAX as u64,
+            )));
+        }
+        self.digests.push(unpacked.digest.clone());
+        let layer = layers::key(&self.digests, true);
+        making.keep(&layer, &unpacked.report)?;
+        cache::keep(data, step, &layer, &unpacked.digest)?;
+        self.keys.push(layer);
+        Ok(())
+    }
+
+    fn trees(&self) -> Vec<std::path::PathBuf> {
+        self.keys.iter().map(|key| self.layers.tree(key)).collect()
+    }
+
+    fn say(&self, text: &str) {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).say(text.as_bytes());
+    }
+}
+
+/// An error with the step that it is of.
+fn at_step(error: Error, place: &str, name: &str) -> Error {
+    let said = error.to_api();
+    let log = format!("See all that was said with `belljar template log {name}`.");
+    let fix = if said.fix.is_empty() { log } else { format!("{} {log}", said.fix) };
+    Error::Request(api::Error { message: format!("{place}: {}", said.message), fix, ..said })
+}

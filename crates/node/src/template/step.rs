@@ -1,0 +1,314 @@
+//! One step of a recipe: commands in a sandbox made for nothing else, and what they changed as a layer.
+//!
+//! ```text
+//! layers below ──overlay──▶ sandbox of posture `build` ──commands──▶ what they changed ──archive──▶ unpacked like any other layer
+//!                                      └──broker, gate: only what this step is for
+//! ```
+//!
+//! What the step changed is a stranger's until it was unpacked: whatever ran in the sandbox, its guest included, can only have a say in
+//! its own layer.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use api::exec::{ExecEnd, ExecSpec, Outcome};
+use api::limits::{Limits, UID};
+use api::policy::{Policy, Preset};
+use api::{ErrorCode, ExecId, Layer, Ran, Retry};
+use bytes::Bytes;
+use egress::{Broker, Decision, Party, Told};
+use http_body_util::BodyExt;
+use hyper::Method;
+use runtime::{Profile, Spec};
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
+
+use super::cache::Log;
+use super::recipe::Step;
+use super::unpack::{Piece, Source};
+use super::{Builder, Progress, Watch, layers};
+use crate::error::Error;
+use crate::exec::Event;
+use crate::link::Ask;
+use crate::sandbox::Sandbox;
+
+/// One step, from its first command to its layer.
+const STEP_WITHIN: Duration = Duration::from_secs(60 * 60);
+/// Everybody in the sandbox is ended before the first byte comes.
+const PACK_WITHIN: Duration = Duration::from_secs(60);
+/// What a step may use: compilers and package managers. The disk holds what it changes.
+const LIMITS: Limits = Limits {
+    memory_bytes: 3 << 30,
+    cpu_millis: 4000,
+    pids: 1024,
+    disk_bytes: 8 << 30,
+    disk_inodes: 1 << 20,
+    tmp_bytes: 1 << 30,
+    ttl_ms: 65 * 60 * 1000,
+};
+/// What is shown of the end of what a step said that failed.
+const TAIL_BYTES: usize = 1500;
+const PIECES_WAITING: usize = 4;
+
+/// What the steps before have set.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Setting {
+    pub(super) env: BTreeMap<String, String>,
+    pub(super) cwd: Option<String>,
+    pub(super) as_user: bool,
+}
+
+/// What is run in one sandbox, and what may leave it meanwhile.
+pub(super) struct Work {
+    pub(super) commands: Vec<ExecSpec>,
+    pub(super) policy: Policy,
+}
+
+/// Where what happens is told.
+pub(super) struct Ears<'a> {
+    pub(super) log: &'a Arc<Mutex<Log>>,
+    pub(super) watch: Watch<'a>,
+}
+
+impl Work {
+    /// What a step runs; nothing for those that run nothing.
+    pub(super) fn of(step: &Step, setting: &Setting, policy: &Policy) -> Option<Self> {
+        let words = |words: &[&str], more: &[String]| -> Vec<String> {
+            words.iter().map(|word| (*word).to_owned()).chain(more.iter().cloned()).collect()
+        };
+        let (commands, policy) = match step {
+            Step::Apt(names) => (
+                vec![
+                    words(&["apt-get", "-qq", "update"], &[]),
+                    words(
+                        &["apt-get", "-y", "-o", "Dpkg::Options::=--force-unsafe-io", "install"],
+                        &[&["--no-install-recommends".to_owned(), "--".to_owned()], names.as_slice()]
+                            .concat(),
+                    ),
+                    words(&["find", "/var/lib/apt/lists", "/var/cache/apt", "-type", "f", "-delete"], &[]),
+                ],
+                preset(Preset::DebianPackages),
+            ),
+            Step::Pip(names) => (
+                vec![words(&["python3", "-m", "pip", "install", "--"], names)],
+                preset(Preset::PythonPackages),
+            ),
+            Step::Npm(names) => (
+                vec![words(&["npm", "install", "--global", "--no-audit", "--no-fund", "--"], names)],
+                preset(Preset::NodePackages),
+            ),
+            Step::Run(command) => (vec![command.argv()], policy.clone()),
+            Step::Workdir(path) if !super::recipe::is_covered(path) => {
+                (vec![words(&["mkdir", "-p", "--"], std::slice::from_ref(path))], Policy::default())
+            }
+            Step::Workdir(_) | Step::Copy(_) | Step::Env(_) | Step::User(_) => return None,
+        };
+        let as_user = setting.as_user && matches!(step, Step::Run(_));
+        let mut commands: Vec<ExecSpec> =
+            commands.into_iter().map(|argv| setting.spec(argv, as_user, &policy)).collect();
+        if matches!(step, Step::Workdir(_)) {
+            // It is not there yet.
+            commands.iter_mut().for_each(|spec| spec.cwd = Some("/".into()));
+        }
+        Some(Self { commands, policy })
+    }
+
+    /// Whether the modules can be imported, each by itself, so that the one that cannot is named.
+    pub(super) fn imports(modules: &[String], setting: &Setting) -> Self {
+        let policy = Policy::default();
+        let script = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n";
+        let argv = ["python3", "-c", script].map(str::to_owned).into_iter().chain(modules.iter().cloned());
+        Self { commands: vec![setting.spec(argv.collect(), true, &policy)], policy }
+    }
+}
+
+impl Setting {
+    fn spec(&self, argv: Vec<String>, as_user: bool, policy: &Policy) -> ExecSpec {
+        let own: &[(&str, &str)] = if as_user {
+            &[]
+        } else {
+            &[
+                ("DEBIAN_FRONTEND", "noninteractive"),
+                ("HOME", "/root"),
+                ("PIP_BREAK_SYSTEM_PACKAGES", "1"),
+                ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
+                ("PIP_NO_CACHE_DIR", "1"),
+                ("PIP_NO_INPUT", "1"),
+                ("PIP_PROGRESS_BAR", "off"),
+                ("PIP_ROOT_USER_ACTION", "ignore"),
+                // `/tmp` is memory.
+                ("TMPDIR", "/var/tmp"),
+                ("USER", "root"),
+            ]
+        };
+        let mut env: BTreeMap<String, String> =
+            own.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        env.extend(self.env.clone());
+        let spec = ExecSpec {
+            argv,
+            env,
+            cwd: Some(self.cwd.clone().unwrap_or_else(|| "/".into())),
+            uid: as_user.then_some(UID),
+            deadline_ms: u64::try_from(STEP_WITHIN.as_millis()).ok(),
+            ..ExecSpec::default()
+        };
+        crate::egress::pointed(policy, spec)
+    }
+}
+
+impl Builder {
+    /// Runs work on top of these layers. With `keeps`, what it changed is made a layer on top of them.
+    pub(super) async fn work(
+        &self,
+        work: Work,
+        below: Vec<PathBuf>,
+        keeps: Option<&layers::Layers>,
+        ears: Ears<'_>,
+    ) -> Result<Option<(layers::Making, super::Unpacked)>, Error> {
+        let spec = Spec {
+            layers: below.clone(),
+            limits: LIMITS,
+            profile: Profile::Build,
+            guest: self.guest.clone(),
+        };
+        let sandbox =
+            Arc::new(Sandbox::start(Arc::clone(&self.runtime), crate::machine::fresh_id()?, &spec).await?);
+        let attendant = tokio::spawn(let_out(
+            Arc::clone(&sandbox),
+            Arc::clone(&self.broker),
+            work.policy.clone(),
+            Arc::clone(ears.log),
+        ));
+        let worked = async {
+            for (index, spec) in work.commands.iter().enumerate() {
+                run(&sandbox, index, spec, &ears).await?;
+            }
+            match keeps {
+                None => Ok(None),
+                Some(layers) => {
+                    let source = changes(&sandbox).await?;
+                    self.unpack(layers, source, (below, true), ears.watch).await.map(Some)
+                }
+            }
+        }
+        .await;
+        attendant.abort();
+        let stopped = sandbox.stop(Duration::ZERO).await;
+        let made = worked?;
+        stopped?;
+        Ok(made)
+    }
+}
+
+/// Runs one command to its end, which must be a good one.
+async fn run(sandbox: &Sandbox, index: usize, spec: &ExecSpec, ears: &Ears<'_>) -> Result<(), Error> {
+    let number = u8::try_from(index).unwrap_or(u8::MAX).saturating_add(1);
+    let mut exec = sandbox.exec(ExecId::from_random([number; 16]), spec).await?;
+    let mut tail = Vec::new();
+    loop {
+        match exec.next().await? {
+            Some(Event::Data { bytes, .. }) => {
+                ears.log.lock().unwrap_or_else(PoisonError::into_inner).say(&bytes);
+                tail.extend_from_slice(&bytes);
+                tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
+                if let Some(line) =
+                    String::from_utf8_lossy(&tail).lines().rfind(|line| !line.trim().is_empty())
+                {
+                    (ears.watch)(Progress::Says(line));
+                }
+            }
+            Some(Event::Gap { .. }) => {}
+            Some(Event::End(ExecEnd { outcome: Outcome::Exited { code: 0 }, .. })) => return Ok(()),
+            Some(Event::End(end)) => return Err(not_well(spec, &end, &tail)),
+            None => return Err(Error::Protocol("the output of a step ended without an end".into())),
+        }
+    }
+}
+
+/// What the commands changed, as the pieces of an archive.
+async fn changes(sandbox: &Sandbox) -> Result<Source, Error> {
+    let ask = Ask { method: Method::GET, path: "/layer?of=upper".into(), body: Bytes::new() };
+    let body = sandbox.link().ask_once(&ask, None, PACK_WITHIN).await?.into_body();
+    Ok(Source::of_guest(body))
+}
+
+impl Source {
+    /// An archive that a guest makes while it is read.
+    pub(super) fn of_guest(mut body: hyper::body::Incoming) -> Self {
+        let (sender, pieces) = mpsc::channel(PIECES_WAITING);
+        tokio::spawn(async move {
+            let mut hasher = Sha256::new();
+            let last = loop {
+                match body.frame().await {
+                    None => {
+                        break Piece::End(format!("sha256:{}", layers::hexadecimal(&hasher.finalize())));
+                    }
+                    Some(Err(error)) => {
+                        break Piece::Failed(Error::Protocol(format!(
+                            "what a step changed broke off: {error}"
+                        )));
+                    }
+                    Some(Ok(frame)) => {
+                        let Ok(bytes) = frame.into_data() else { continue };
+                        hasher.update(&bytes);
+                        if sender.send(Piece::Bytes(bytes)).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            };
+            let _ = sender.send(last).await;
+        });
+        Self { compression: api::layer::Compression::None, pieces, _building: None }
+    }
+}
+
+/// Lets out what the step is for; what was not let out, and which packages came, is in the log.
+async fn let_out(sandbox: Arc<Sandbox>, broker: Arc<Broker>, policy: Policy, log: Arc<Mutex<Log>>) {
+    let tell = move |told: Told| {
+        let line = match told {
+            Told::Decided(Decision { verdict: Ok(_), .. }) => return,
+            Told::Decided(Decision { verdict: Err(why), .. }) => format!("# not let out: {why}\n"),
+            Told::Installed(installed) => {
+                let kept = if installed.cached { ", kept here" } else { "" };
+                format!("# given {} {}{kept}\n", installed.file, installed.hash)
+            }
+        };
+        log.lock().unwrap_or_else(PoisonError::into_inner).say(line.as_bytes());
+    };
+    let party = Arc::new(Party::new(crate::egress::fixed(policy), Box::new(tell)));
+    crate::egress::attend(&sandbox, &broker, &party).await;
+}
+
+fn preset(preset: Preset) -> Policy {
+    Policy {
+        presets: [preset].into_iter().collect(),
+        bytes_per_second: 1 << 30,
+        bytes_max: 64 << 30,
+        ..Policy::default()
+    }
+}
+
+fn not_well(spec: &ExecSpec, end: &ExecEnd, tail: &[u8]) -> Error {
+    let program = spec.argv.first().map_or("", String::as_str);
+    let how = match &end.outcome {
+        Outcome::Exited { code } => format!("ended with status {code}"),
+        Outcome::Signaled { signal } => format!("was ended by signal {signal}"),
+        Outcome::Timeout => format!("took longer than {STEP_WITHIN:?}"),
+        Outcome::Oom => format!("used more than {} bytes of memory", LIMITS.memory_bytes),
+        Outcome::OutputLimit | Outcome::Cancelled | Outcome::SandboxLost { .. } | Outcome::Unknown => {
+            "was ended with its sandbox".to_owned()
+        }
+    };
+    let said = String::from_utf8_lossy(tail);
+    Error::Request(api::Error {
+        code: ErrorCode::InvalidRequest,
+        message: format!("{program} {how}: {}", said.trim()),
+        layer: Layer::UserCode,
+        ran: Ran::Yes,
+        retry: Retry::Useless,
+        fix: String::new(),
+    })
+}
