@@ -22,6 +22,18 @@ pub const BOUND_MAX: usize = 32;
 pub const SECRETS_MAX: u64 = 1000;
 /// The length of a value, in bytes. What is shorter could stand in an answer by chance; what is longer fits no header.
 pub const VALUE_BYTES: std::ops::RangeInclusive<usize> = 8..=8 << 10;
+/// Where programs inside find whom to trust, if their policy binds a secret. They cannot change it.
+pub const TRUST_FILE: &str = "/.belljar/spool/authorities.pem";
+/// The variables by which they are told so.
+pub const TRUST_VARIABLES: [&str; 7] = [
+    "AWS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "GIT_SSL_CAINFO",
+    "NODE_EXTRA_CA_CERTS",
+    "PIP_CERT",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_FILE",
+];
 /// How words of a policy begin that bind a secret.
 pub const WORD: &str = "secret:";
 
