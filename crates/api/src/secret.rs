@@ -359,8 +359,21 @@ mod tests {
     fn a_value_is_one_line_for_a_header_and_is_never_shown() {
         // S-06
         let check = |value: &str| PutSecret { value: value.into() }.check();
-        assert!(check("12345678").is_ok() && check(&"x".repeat(8192)).is_ok() && check("mit ä und Leerzeichen").is_ok());
-        for value in ["", "1234567", &"x".repeat(8193), "1234\n5678", "1234\r5678", "1234\u{0}5678", "canary-value ", "\tcanary-value"] {
+        assert!(
+            check("12345678").is_ok()
+                && check(&"x".repeat(8192)).is_ok()
+                && check("mit ä und Leerzeichen").is_ok()
+        );
+        for value in [
+            "",
+            "1234567",
+            &"x".repeat(8193),
+            "1234\n5678",
+            "1234\r5678",
+            "1234\u{0}5678",
+            "canary-value ",
+            "\tcanary-value",
+        ] {
             let error = check(value).unwrap_err();
             assert!(value.len() < 2 || !format!("{error:?}").contains(value), "{error:?}");
             assert!(!format!("{error:?}").contains("canary"), "{error:?}");

@@ -74,14 +74,10 @@ impl Authority {
     pub fn open(project: &str, certificate: String, key: &[u8]) -> Result<Self, Error> {
         const ACT: &str = "read the key of a certificate authority";
         let key = PrivatePkcs8KeyDer::from(key);
-        let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ECDSA_P256_SHA256).map_err(failed(ACT))?;
+        let key =
+            KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ECDSA_P256_SHA256).map_err(failed(ACT))?;
         let leaf = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed(ACT))?;
-        Ok(Self {
-            certificate,
-            issuer: Issuer::new(params(project), key),
-            leaf,
-            signed: Mutex::default(),
-        })
+        Ok(Self { certificate, issuer: Issuer::new(params(project), key), leaf, signed: Mutex::default() })
     }
 
     /// The certificate that sandboxes trust, as PEM.
@@ -163,7 +159,8 @@ mod tests {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let accepting = TlsAcceptor::from(signer.in_place_of("a.example").unwrap()).accept(theirs);
         let name = ServerName::try_from(asked).unwrap();
-        let (client, server) = tokio::join!(TlsConnector::from(Arc::new(client)).connect(name, ours), accepting);
+        let (client, server) =
+            tokio::join!(TlsConnector::from(Arc::new(client)).connect(name, ours), accepting);
         client.is_ok() && server.is_ok()
     }
 

@@ -64,7 +64,8 @@ impl Outward {
     async fn greet(&self, host: &str, flow: Flow) -> Result<TlsStream<Flow>, Refusal> {
         let failed = |why: String| Refusal::unreachable(format!("{host} cannot be trusted: {why}"));
         let config = self.config.get_or_init(client).clone();
-        let config = config.ok_or_else(|| failed("this machine has no certificates to compare with".into()))?;
+        let config =
+            config.ok_or_else(|| failed("this machine has no certificates to compare with".into()))?;
         let name = ServerName::try_from(host.to_owned()).map_err(|error| failed(error.to_string()))?;
         let greeting = TlsConnector::from(config).connect(name, flow);
         match tokio::time::timeout(GREETED_WITHIN, greeting).await {
@@ -76,8 +77,7 @@ impl Outward {
 
 fn client() -> Option<Arc<ClientConfig>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().ok()?;
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().ok()?;
     let mut config = config.with_platform_verifier().ok()?.with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Some(Arc::new(config))
@@ -235,12 +235,12 @@ fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<St
             if !is_below(path, &binding.path) {
                 continue;
             }
-            let value = value.as_ref().ok_or_else(|| {
-                denied(format!("the secret {} is not set any more", binding.name))
-            })?;
-            let mut with = place.put(placeholder, value).map_err(|_| {
-                denied(format!("the secret {} makes no header", binding.name))
-            })?;
+            let value = value
+                .as_ref()
+                .ok_or_else(|| denied(format!("the secret {} is not set any more", binding.name)))?;
+            let mut with = place
+                .put(placeholder, value)
+                .map_err(|_| denied(format!("the secret {} makes no header", binding.name)))?;
             with.set_sensitive(true);
             *header = with;
             if !used.contains(&binding.name) {
@@ -266,11 +266,16 @@ impl Place {
             return Some(Self::Plain(bytes.to_vec()));
         }
         let (scheme, rest) = bytes.split_at_checked(BASIC.len()).filter(|_| basic)?;
-        let login = scheme.eq_ignore_ascii_case(BASIC.as_bytes()).then(|| STANDARD.decode(rest.trim_ascii()))?;
+        let login =
+            scheme.eq_ignore_ascii_case(BASIC.as_bytes()).then(|| STANDARD.decode(rest.trim_ascii()))?;
         login.ok().filter(|login| contains(login, placeholder)).map(Self::Basic)
     }
 
-    fn put(self, placeholder: &str, value: &SecretValue) -> Result<HeaderValue, hyper::header::InvalidHeaderValue> {
+    fn put(
+        self,
+        placeholder: &str,
+        value: &SecretValue,
+    ) -> Result<HeaderValue, hyper::header::InvalidHeaderValue> {
         match self {
             Self::Plain(bytes) => HeaderValue::from_bytes(&replaced(&bytes, placeholder, value)),
             Self::Basic(login) => {
@@ -304,7 +309,8 @@ fn replaced(mut bytes: &[u8], placeholder: &str, value: &SecretValue) -> Vec<u8>
 
 /// Whether a path is another one or below it.
 fn is_below(path: &str, above: &str) -> bool {
-    path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || above.ends_with('/') || rest.starts_with('/'))
+    path.strip_prefix(above)
+        .is_some_and(|rest| rest.is_empty() || above.ends_with('/') || rest.starts_with('/'))
 }
 
 /// Whether every server understands the same path: no steps, and nothing encoded that would be part of one.
@@ -316,9 +322,7 @@ fn is_canonical(path: &str) -> bool {
                 let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
                 let decoded = digit(rest.next()).zip(digit(rest.next())).map(|(high, low)| high * 16 + low);
                 let decoded = decoded.and_then(|byte| u8::try_from(byte).ok());
-                decoded.is_some_and(|byte| {
-                    !byte.is_ascii_control() && !b"./\\%;?#".contains(&byte)
-                })
+                decoded.is_some_and(|byte| !byte.is_ascii_control() && !b"./\\%;?#".contains(&byte))
             }
             _ => byte.is_ascii_graphic() && !b"\\;?#".contains(&byte),
         };
@@ -330,15 +334,9 @@ fn is_canonical(path: &str) -> bool {
 }
 
 /// The answer of a host without the values that are bound to it.
-fn clean(
-    response: Response<Incoming>,
-    scrubber: Scrubber,
-    host: &str,
-) -> Result<Response<Body>, Refusal> {
+fn clean(response: Response<Incoming>, scrubber: Scrubber, host: &str) -> Result<Response<Body>, Refusal> {
     let (mut head, body) = response.into_parts();
-    let refused = |why: &str| {
-        Refusal::unreachable(format!("{host} has a secret bound to it and {why}"))
-    };
+    let refused = |why: &str| Refusal::unreachable(format!("{host} has a secret bound to it and {why}"));
     if head.status == StatusCode::SWITCHING_PROTOCOLS || head.status == StatusCode::PARTIAL_CONTENT {
         return Err(refused("answered with another protocol, or with a part, which was not asked for"));
     }
@@ -394,7 +392,10 @@ mod tests {
         let whole = "secret:KEY=a.org";
         assert_eq!(sent(whole, "/x%2f..//y", ("authorization", &bearer)).unwrap(), "Bearer real-value");
         assert_eq!(sent(whole, "/", ("x-api-key", &bearer)).unwrap(), bearer);
-        assert_eq!(sent("secret:KEY@x-api-key=a.org", "/", ("x-api-key", PLACEHOLDER)).unwrap(), "real-value");
+        assert_eq!(
+            sent("secret:KEY@x-api-key=a.org", "/", ("x-api-key", PLACEHOLDER)).unwrap(),
+            "real-value"
+        );
         let below = "secret:KEY=a.org/v1";
         for path in ["/v1", "/v1/", "/v1/a%20b", "/v1/a:b,c"] {
             assert_eq!(sent(below, path, ("authorization", &bearer)).unwrap(), "Bearer real-value", "{path}");
@@ -403,8 +404,19 @@ mod tests {
             assert_eq!(sent(below, path, ("authorization", &bearer)).unwrap(), bearer, "{path}");
         }
         for path in [
-            "/v1/../v2", "/v1/%2e%2e/v2", "/v1/.%2E/x", "/v1/..%2fv2", "/v1%2f..%2fv2", "/v1//x", "/v1/\\..\\x",
-            "/v1/..;/x", "/v1/%252e%252e/x", "/v1/%zz", "/v1/%", "/v1/.", "/v1/%5c..",
+            "/v1/../v2",
+            "/v1/%2e%2e/v2",
+            "/v1/.%2E/x",
+            "/v1/..%2fv2",
+            "/v1%2f..%2fv2",
+            "/v1//x",
+            "/v1/\\..\\x",
+            "/v1/..;/x",
+            "/v1/%252e%252e/x",
+            "/v1/%zz",
+            "/v1/%",
+            "/v1/.",
+            "/v1/%5c..",
         ] {
             assert!(sent(below, path, ("authorization", &bearer)).is_err(), "{path}");
             // Without a placeholder it is none of our business.

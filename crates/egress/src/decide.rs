@@ -170,7 +170,9 @@ mod tests {
         // Where a secret is bound, each request is seen.
         let bound = ["GET a.org/v1/*", "secret:API_KEY=a.org"];
         assert!(allows(&bound, "a.org:443", &Ask::Tunnel) && !allows(&bound, "a.org:443", &get("/v2")));
-        assert!(!allows(&bound, "b.org:443", &Ask::Tunnel) && !allows(&bound[1..], "a.org:443", &Ask::Tunnel));
+        assert!(
+            !allows(&bound, "b.org:443", &Ask::Tunnel) && !allows(&bound[1..], "a.org:443", &Ask::Tunnel)
+        );
         assert!(!allows(&["GET 93.184.216.34:80/public/*"], "93.184.216.34:80", &Ask::Tunnel));
         assert!(allows(&["GET a.org/exact"], "a.org:80", &get("/exact")));
         assert!(!allows(&["GET a.org/exact"], "a.org:80", &get("/exactly")));

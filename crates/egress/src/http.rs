@@ -135,7 +135,10 @@ impl Visit {
             return self.broker.gate.answer(&request, &self.party).await;
         }
         if self.party.policy().borrow().bound(&asked.host, asked.port).next().is_some() {
-            let why = format!("{}: a secret is bound to it, so only TLS goes there: use https://", asked.authority());
+            let why = format!(
+                "{}: a secret is bound to it, so only TLS goes there: use https://",
+                asked.authority()
+            );
             self.party.tell(&asked, Err(&why));
             return Refusal { kind: RefusalKind::Denied, why }.response();
         }

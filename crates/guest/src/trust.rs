@@ -105,7 +105,9 @@ mod tests {
     #[test]
     fn only_certificates_are_taken() {
         let good = format!("{BEGIN}\nAAAA\nBB==\n{END}\n");
-        let text = format!("# a comment\n{good}-----BEGIN PRIVATE KEY-----\nCC\n-----END PRIVATE KEY-----\n{BEGIN}\nroot:x:0\n{END}\n{good}");
+        let text = format!(
+            "# a comment\n{good}-----BEGIN PRIVATE KEY-----\nCC\n-----END PRIVATE KEY-----\n{BEGIN}\nroot:x:0\n{END}\n{good}"
+        );
         assert_eq!(certificates(text.as_bytes()), good.repeat(2));
         assert_eq!(certificates(b""), "");
         assert_eq!(certificates(format!("{BEGIN}\nAAAA").as_bytes()), "");

@@ -289,6 +289,11 @@ impl Node {
         sandbox.stop(Duration::ZERO).await
     }
 
+    /// Where this machine keeps things.
+    pub fn data(&self) -> &std::path::Path {
+        &self.shared.data
+    }
+
     /// The datasets of projects.
     pub fn datasets(&self) -> &Datasets {
         &self.shared.datasets

@@ -11,8 +11,8 @@ use api::secret::{TRUST_FILE, TRUST_VARIABLES};
 use api::{ErrorCode, Layer, Ran, Retry, SandboxId};
 use async_trait::async_trait;
 use bytes::Bytes;
+pub use egress::authority::{Authority, Error as AuthorityError};
 pub use egress::secret::{Keyring, SecretValue, Vault, placeholder};
-pub use egress::{Ask as Wish, Authority};
 use hyper::Method;
 use tokio::sync::watch;
 
@@ -72,10 +72,17 @@ impl Node {
     pub async fn vouch(&self, project: &str, policy: &Policy) -> Result<(), Error> {
         for binding in &policy.secrets {
             let host = Host::parse(&binding.host).map_err(Error::Request)?;
-            if egress::decide(policy, &host, binding.port, &Wish::Tunnel).is_err() {
+            if egress::decide(policy, &host, binding.port, &egress::Ask::Tunnel).is_err() {
                 return Err(Error::Request(api::Error::invalid(
-                    format!("the secret {} is bound to {}, which no rule of the policy allows", binding.name, host.authority(binding.port)),
-                    format!("Allow the host too: --allow {}.", host.authority(binding.port).trim_end_matches(":443")),
+                    format!(
+                        "the secret {} is bound to {}, which no rule of the policy allows",
+                        binding.name,
+                        host.authority(binding.port)
+                    ),
+                    format!(
+                        "Allow the host too: --allow {}.",
+                        host.authority(binding.port).trim_end_matches(":443")
+                    ),
                 )));
             }
             let value = self.shared.vault.secret(project, &binding.name).await.map_err(Error::Request)?;
