@@ -1,6 +1,6 @@
 # The world outside, for tests: a network namespace with public-looking, private and metadata addresses, and servers behind all of
 # them. Whoever gets through reaches something that says so. Arguments: a certificate with its key.
-import asyncio, json, ssl, struct, subprocess, sys, time
+import asyncio, collections, json, ssl, struct, subprocess, sys, time
 
 V4 = [
     "93.184.216.2/24", "93.184.216.34/24", "93.184.216.35/24", "93.184.216.53/24", "93.184.216.40/24",
@@ -16,7 +16,8 @@ NAMES = {
     "loop.example": ["127.0.0.1"], "github.com": [GOOD], "closed.example": ["93.184.216.40"],
 }
 ALIASES = {"alias.example": "meta.example"}
-seen = {"dns": 0, "requests": 0, "open": 0, "asked": {}, "said": []}
+seen = {"dns": 0, "requests": 0, "open": 0, "asked": {}}
+said_to = collections.deque(maxlen=2000)
 
 
 def addresses(name):
@@ -112,9 +113,8 @@ async def serve(reader, writer):
                     body += (await reader.readexactly(size + 2))[:-2]
                 await reader.readline()
             seen["requests"] += 1
-            if writer.get_extra_info("ssl_object"):
-                here = writer.get_extra_info("sockname")[0]
-                seen["said"] = seen["said"][-99:] + [{"here": here, "path": path, "headers": headers, "body": body[:1000].decode("latin1")}]
+            here, tls = writer.get_extra_info("sockname")[0], bool(writer.get_extra_info("ssl_object"))
+            said_to.append({"here": here, "tls": tls, "path": path, "headers": headers, "body": body[:1000].decode("latin1")})
             if "/reflect/" in path:
                 await reflect(path, headers, body, writer)
                 continue
@@ -127,11 +127,10 @@ async def serve(reader, writer):
             if path.startswith("/bytes/"):
                 said = b"x" * int(path[7:])
             elif path == "/seen":
-                said = json.dumps(seen).encode()
+                said = json.dumps({**seen, "said": list(said_to)}).encode()
             elif path == "/quick":
                 said = b"quick"
             else:
-                here = writer.get_extra_info("sockname")[0]
                 said = json.dumps({"reached": here, "method": method, "path": path, "headers": headers, "body": len(body)}).encode()
             status = "302 Found\r\nlocation: http://169.254.169.254/latest/meta-data/" if path == "/redirect" else "200 OK"
             writer.write(f"HTTP/1.1 {status}\r\ncontent-length: {len(said)}\r\n\r\n".encode() + said)

@@ -169,7 +169,7 @@ fn forms(value: &str) -> Vec<Vec<u8>> {
     }
     // In base64 a value looks in three ways, by how many bytes come before it; what it shares a character with is not its own.
     for before in 0..3_usize {
-        let bytes = [&[0; 3][..before], value.as_bytes()].concat();
+        let bytes = [&vec![0; before], value.as_bytes()].concat();
         let own = (before * 8).div_ceil(6)..bytes.len() * 8 / 6;
         for text in [STANDARD_NO_PAD.encode(&bytes), URL_SAFE_NO_PAD.encode(&bytes)] {
             forms.extend(text.as_bytes().get(own.clone()).map(<[u8]>::to_vec));
