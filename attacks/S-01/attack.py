@@ -1,6 +1,5 @@
 # Looks for a secret everywhere inside. Arguments: the value in hexadecimal digits, and `control` where it is in the variables.
-import signal, subprocess, tempfile
-import urllib.request
+import shutil, signal, subprocess, tempfile
 
 VALUE = bytes.fromhex(sys.argv[1])
 if "control" in sys.argv:
@@ -26,15 +25,19 @@ def read(path, most=1 << 24):
         return b""
 
 
-def processes(name):
-    return b"".join(read(f"/proc/{pid}/{name}") for pid in os.listdir("/proc") if pid.isdigit())
+def pids():
+    """All that there are but this one, which knows what it looks for; of the control only its own."""
+    if "control" in sys.argv:
+        return [child.pid, named.pid]
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()]
+
+
+def processes(entry):
+    return b"".join(read(f"/proc/{pid}/{entry}") for pid in pids())
 
 
 def memory():
-    """Of every process that can be read but this one, which knows what it looks for."""
-    for pid in os.listdir("/proc"):
-        if not pid.isdigit() or int(pid) == os.getpid():
-            continue
+    for pid in pids():
         for line in read(f"/proc/{pid}/maps").decode("latin1").splitlines():
             span, rights = line.split(" ", 2)[:2]
             begin, end = (int(part, 16) for part in span.split("-"))
@@ -52,7 +55,7 @@ def memory():
 
 def disk():
     said = b""
-    for top in (place, "/workspace", "/home", "/dev/shm", "/run", "/.belljar"):
+    for top in (place,) if "control" in sys.argv else ("/workspace", "/home", "/tmp", "/dev/shm", "/run", "/.belljar"):
         for where, _, files in os.walk(top):
             said += b"".join(read(os.path.join(where, name), 1 << 16) for name in files[:50])
     return said
@@ -77,8 +80,8 @@ def said(request):
 
 
 attempt("variables", lambda: found("".join(os.environ.values())))
-for name in ("environ", "cmdline", "comm", "status"):
-    attempt(f"/proc/*/{name}", lambda: found(processes(name)))
+for entry in ("environ", "cmdline", "comm", "status"):
+    attempt(f"/proc/*/{entry}", lambda: found(processes(entry)))
 attempt("memory", lambda: found(memory()))
 attempt("disk", lambda: found(disk()))
 attempt("core", lambda: found(core()))
@@ -91,4 +94,6 @@ for thing, line in {
     attempt(thing, lambda: found(said(f"{line} HTTP/1.1\r\nhost: good.example\r\n{head}\r\n")))
 for one in (child, named):
     one.kill()
+    one.wait()
+shutil.rmtree(place)
 done()

@@ -24,7 +24,7 @@ fn a_secret_is_not_inside_and_is_not_told() {
                 // What the control has sent astray is before, what the sandbox has sent is after it.
                 let marks = self::strayed(world).len() - strayed.len();
                 println!("attack {id} {} held (control reached; {marks} requests of the control strayed)", siege.runtime());
-                assert_eq!(marks > 0, id == "S-02", "the control is to send it elsewhere");
+                assert!(marks > 0, "the control is to send it elsewhere");
                 siege.run(id, &sandbox, &[&digits]).await;
                 assert_eq!(self::strayed(world).len() - strayed.len(), marks, "{:#?}", self::strayed(world));
             }
