@@ -24,6 +24,7 @@ use node::secrets::{Authority, SecretValue};
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::sync::Mutex;
+use zeroize::Zeroizing;
 
 use crate::fault::Fault;
 use crate::store::{self, Store};
@@ -91,7 +92,7 @@ impl Vault {
     async fn open_secret(&self, project: &str, name: &str) -> Result<Option<SecretValue>, Error> {
         let Some(sealed) = self.store.sealed_secret(project, name).await? else { return Ok(None) };
         let value = self.unseal(&secret_of(project, name), sealed).await?;
-        let value = value.and_then(|value| String::from_utf8(value).ok());
+        let value = value.and_then(|value| std::str::from_utf8(&value).ok().map(str::to_owned));
         value.map(|value| Some(SecretValue::new(value))).ok_or_else(|| Error::KeyForeign(name.to_owned()))
     }
 
@@ -133,11 +134,12 @@ impl Vault {
     }
 
     /// What was sealed for this place with this key; nothing if it was not.
-    async fn unseal(&self, place: &str, mut sealed: Vec<u8>) -> Result<Option<Vec<u8>>, Error> {
+    async fn unseal(&self, place: &str, sealed: Vec<u8>) -> Result<Option<Zeroizing<Vec<u8>>>, Error> {
         let key = self.key().await?;
+        let mut sealed = Zeroizing::new(sealed);
         let Some((nonce, rest)) = sealed.split_first_chunk_mut::<NONCE_LEN>() else { return Ok(None) };
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        Ok(key.open_in_place(nonce, Aad::from(place), rest).ok().map(|bytes| bytes.to_vec()))
+        Ok(key.open_in_place(nonce, Aad::from(place), rest).ok().map(|bytes| Zeroizing::new(bytes.to_vec())))
     }
 
     /// The key, which is made where nothing needs the one that is not there.

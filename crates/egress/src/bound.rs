@@ -44,6 +44,8 @@ use crate::{Refusal, RefusalKind, Visit};
 
 /// A program that was told of its tunnel begins TLS at once, and a host ends its part of the greeting.
 const GREETED_WITHIN: Duration = Duration::from_secs(15);
+/// What values may add to the head of a request: a placeholder can stand in it a thousand times.
+const ADDED_BYTES_MAX: usize = 32 << 10;
 /// How a user and a password are sent.
 const BASIC: &str = "basic ";
 
@@ -220,6 +222,7 @@ impl Visit {
 /// Puts values into headers, where their placeholders are and they may go. Says which.
 fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<String>, Refusal> {
     let mut used = Vec::new();
+    let mut room = ADDED_BYTES_MAX;
     for Bound { binding, placeholder, value } in bound {
         let Ok(name) = binding.header.parse::<HeaderName>() else { continue };
         let basic = name == AUTHORIZATION;
@@ -238,6 +241,10 @@ fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<St
             let value = value
                 .as_ref()
                 .ok_or_else(|| denied(format!("the secret {} is not set any more", binding.name)))?;
+            let added = place.count(placeholder).saturating_mul(value.expose().len());
+            room = room.checked_sub(added).ok_or_else(|| {
+                denied(format!("the secret {} stands in the request too often", binding.name))
+            })?;
             let mut with = place
                 .put(placeholder, value)
                 .map_err(|_| denied(format!("the secret {} makes no header", binding.name)))?;
@@ -269,6 +276,11 @@ impl Place {
         let login =
             scheme.eq_ignore_ascii_case(BASIC.as_bytes()).then(|| STANDARD.decode(rest.trim_ascii()))?;
         login.ok().filter(|login| contains(login, placeholder)).map(Self::Basic)
+    }
+
+    fn count(&self, placeholder: &str) -> usize {
+        let (Self::Plain(bytes) | Self::Basic(bytes)) = self;
+        bytes.windows(placeholder.len()).filter(|window| *window == placeholder.as_bytes()).count()
     }
 
     fn put(
@@ -442,6 +454,17 @@ mod tests {
         headers.insert(AUTHORIZATION, HeaderValue::from_static(PLACEHOLDER));
         let refusal = put_in(&mut headers, "/", &gone).unwrap_err();
         assert_eq!(refusal.why, "the secret KEY is not set any more");
+    }
+
+    #[test]
+    fn many_placeholders_make_no_large_request() {
+        let large = "x".repeat(8 << 10);
+        let often = [PLACEHOLDER; 4].join(" ");
+        for (text, fits) in [(often.clone(), true), (format!("{often} {PLACEHOLDER}"), false)] {
+            let mut headers = HeaderMap::new();
+            headers.insert(AUTHORIZATION, HeaderValue::from_str(&text).unwrap());
+            assert_eq!(put_in(&mut headers, "/", &[bound("secret:KEY=a.org", Some(&large))]).is_ok(), fits);
+        }
     }
 
     #[test]

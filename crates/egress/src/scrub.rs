@@ -1,10 +1,15 @@
 //! Takes values of secrets out of what a host answers: an echo must not tell what the request was given on its way.
 //!
 //! A value is found as it is, and in the forms in which servers write what they were sent: base64, percent signs, JSON. It is replaced
-//! byte by byte, so that lengths stay. What may be the beginning of one is withheld until it is clear: a value that comes in two pieces
-//! is found too.
+//! byte by byte, so that lengths stay.
+//!
+//! The last bytes of what has come are withheld until more comes or the answer ends: as many as the longest form has, less one. So a
+//! value that comes in two pieces is found too. How many are withheld does not depend on what they are: if only what looks like the
+//! beginning of a value were, whoever can have a host say something would learn the value letter by letter, by what comes late.
 
+use std::ops::Range;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use base64::Engine as _;
@@ -20,14 +25,20 @@ const MASK: u8 = b'*';
 const DIGITS: [&[u8; 16]; 2] = [b"0123456789ABCDEF", b"0123456789abcdef"];
 
 /// Takes values out of a stream of bytes.
-#[derive(Clone)]
 pub struct Scrubber {
-    forms: Vec<Vec<u8>>,
-    /// Whether a form begins with a byte.
-    begins: [bool; 256],
+    forms: Arc<Forms>,
     held: BytesMut,
     /// How many of the first bytes that are held belong to something that was found.
     found: usize,
+}
+
+/// What is looked for.
+struct Forms {
+    /// In order, so that those that begin alike stand together.
+    all: Vec<Vec<u8>>,
+    /// Those that begin with a byte.
+    by_first: Vec<Range<usize>>,
+    longest: usize,
 }
 
 /// A body without them. Trailers are left out.
@@ -40,33 +51,30 @@ pub struct Scrubbed {
 impl Scrubber {
     /// One that takes out these values.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a SecretValue>) -> Self {
-        let mut forms: Vec<Vec<u8>> = values.into_iter().flat_map(|value| forms(value.expose())).collect();
-        forms.sort();
-        forms.dedup();
-        let mut begins = [false; 256];
-        for first in forms.iter().filter_map(|form| form.first()) {
-            if let Some(begin) = begins.get_mut(usize::from(*first)) {
-                *begin = true;
-            }
-        }
-        Self { forms, begins, held: BytesMut::new(), found: 0 }
+        let mut all: Vec<Vec<u8>> = values.into_iter().flat_map(|value| forms(value.expose())).collect();
+        all.sort();
+        all.dedup();
+        let before =
+            |byte: usize| all.partition_point(|form| form.first().copied().map_or(0, usize::from) < byte);
+        let by_first = (0..256).map(|byte| before(byte)..before(byte + 1)).collect();
+        let longest = all.iter().map(Vec::len).max().unwrap_or(0);
+        Self::of(Arc::new(Forms { all, by_first, longest }), BytesMut::new())
     }
 
     /// Takes more bytes, and gives those of which it is clear what they are.
     pub fn push(&mut self, bytes: &[u8]) -> Bytes {
         self.held.extend_from_slice(bytes);
-        self.clear(false)
+        self.clear(self.forms.longest.saturating_sub(1))
     }
 
     /// Gives what is left: nothing more comes.
     pub fn finish(&mut self) -> Bytes {
-        self.clear(true)
+        self.clear(0)
     }
 
     /// A text that is there as a whole.
     pub fn whole(&self, bytes: &[u8]) -> Bytes {
-        let mut own = Self { held: BytesMut::from(bytes), found: 0, ..self.clone() };
-        own.clear(true)
+        Self::of(Arc::clone(&self.forms), BytesMut::from(bytes)).finish()
     }
 
     /// Whether there is something in a text.
@@ -74,30 +82,36 @@ impl Scrubber {
         self.whole(bytes) != bytes
     }
 
-    fn clear(&mut self, last: bool) -> Bytes {
-        let mut at = 0;
-        while let Some(rest) = self.held.get(at..).filter(|rest| !rest.is_empty()) {
-            let first = rest.first().copied().unwrap_or_default();
-            if self.begins.get(usize::from(first)) == Some(&true) {
-                // Those that lie over each other are all found: of none a part is left over.
-                let long = self.forms.iter().filter(|form| rest.starts_with(form)).map(Vec::len).max();
-                if let Some(long) = long {
-                    self.found = self.found.max(at + long);
-                }
-                let unclear = |form: &Vec<u8>| form.len() > rest.len() && form.starts_with(rest);
-                if !last && self.forms.iter().any(unclear) {
-                    break;
-                }
+    fn of(forms: Arc<Forms>, held: BytesMut) -> Self {
+        Self { forms, held, found: 0 }
+    }
+
+    /// Gives all but the last bytes.
+    fn clear(&mut self, withheld: usize) -> Bytes {
+        let end = self.held.len().saturating_sub(withheld);
+        for at in 0..end {
+            let rest = self.held.get(at..).unwrap_or_default();
+            // Those that lie over each other are all found: of none a part is left over.
+            if let Some(long) = self.forms.at_the_beginning_of(rest) {
+                self.found = self.found.max(at + long);
             }
             if at < self.found
                 && let Some(byte) = self.held.get_mut(at)
             {
                 *byte = MASK;
             }
-            at += 1;
         }
-        self.found = self.found.saturating_sub(at);
-        self.held.split_to(at).freeze()
+        self.found = self.found.saturating_sub(end);
+        self.held.split_to(end).freeze()
+    }
+}
+
+impl Forms {
+    /// The length of the longest with which a text begins.
+    fn at_the_beginning_of(&self, text: &[u8]) -> Option<usize> {
+        let same = self.by_first.get(usize::from(*text.first()?))?;
+        let same = self.all.get(same.clone())?;
+        same.iter().filter(|form| text.starts_with(form)).map(Vec::len).max()
     }
 }
 
@@ -254,16 +268,24 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_a_value_is_withheld_until_it_is_clear() {
+    fn what_may_be_a_part_of_a_value_is_withheld_until_more_comes() {
         // S-02: OpenShell's split marker.
         let mut scrubber = scrubber(&["0123456789"]);
-        assert_eq!(&scrubber.push(b"ab01234")[..], b"ab");
-        assert_eq!(&scrubber.push(b"5678")[..], b"");
-        assert_eq!(&scrubber.push(b"9z")[..], b"**********z");
-        assert_eq!(&scrubber.push(b"01234")[..], b"");
-        assert_eq!(&scrubber.push(b"x")[..], b"01234x");
-        assert_eq!(&scrubber.push(b"0123")[..], b"");
-        assert_eq!(&scrubber.finish()[..], b"0123");
+        let late = scrubber.forms.longest - 1;
+        let mut clear = scrubber.push(b"ab01234").to_vec();
+        clear.extend(scrubber.push(b"56789z"));
+        assert!(!clear.contains(&b'0'), "{clear:?}");
+        clear.extend(scrubber.push(&vec![b'.'; late]));
+        assert_eq!(&clear[..], b"ab**********z");
+        clear.extend(scrubber.push(b"01234"));
+        clear.extend(scrubber.finish());
+        assert!(clear.ends_with(b".01234"), "{clear:?}");
+    }
+
+    #[test]
+    fn nothing_without_a_value_to_look_for_is_late() {
+        let mut none = scrubber(&[]);
+        assert_eq!((&none.push(b"abc")[..], &none.finish()[..]), (&b"abc"[..], &b""[..]));
     }
 
     proptest! {
@@ -278,6 +300,12 @@ mod tests {
             let clear = in_pieces(&values, &bytes, &cuts);
             prop_assert_eq!(&clear[..], &scrubber(&values).whole(&bytes)[..]);
             prop_assert_eq!(clear.len(), bytes.len());
+            // What is late does not depend on what it is, or it would tell.
+            let other = vec![b'-'; bytes.len()];
+            let (mut one, mut two) = (scrubber(&values), scrubber(&values));
+            for cut in cuts.iter().map(|cut| (*cut).min(bytes.len())) {
+                prop_assert_eq!(one.push(&bytes[..cut]).len(), two.push(&other[..cut]).len());
+            }
             for value in values {
                 prop_assert!(!clear.windows(value.len()).any(|window| window == value.as_bytes()));
             }
