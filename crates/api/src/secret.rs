@@ -47,7 +47,7 @@ const CLEAR_PORT: u16 = 80;
 const PATH: &str = "/";
 const HEADER: &str = "authorization";
 /// Variables that programs inside need for something else, and those by which they are told whom to trust.
-const TAKEN: [&str; 32] = [
+const TAKEN: [&str; 33] = [
     "ALL_PROXY",
     "AWS_CA_BUNDLE",
     "BASH_ENV",
@@ -79,6 +79,7 @@ const TAKEN: [&str; 32] = [
     "SSL_CERT_FILE",
     "TERM",
     "TMPDIR",
+    "TZ",
     "USER",
 ];
 /// Likewise, all that begin so: what loaders, interpreters and Belljar itself read.

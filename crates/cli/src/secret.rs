@@ -1,14 +1,21 @@
 //! `belljar secret`: values that code in sandboxes can use and never sees.
 
-use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::io::{self, IsTerminal as _, Read, Write as _};
 use std::process::ExitCode;
 
 use api::Error;
 use api::secret::{PutSecret, Secret, VALUE_BYTES, check_name};
-use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
 
 use crate::connect::{Connection, answer};
 use crate::{list, platform, show};
+
+/// Keys that mean something on every terminal.
+const INTERRUPT: u8 = 3;
+const END: u8 = 4;
+const BACKSPACE: u8 = 8;
+const KILL: u8 = 21;
+const DELETE: u8 = 127;
 
 /// What to do with secrets.
 #[derive(clap::Args)]
@@ -91,45 +98,84 @@ fn show_secrets(secrets: &[Secret], json: bool) -> Result<(), Error> {
 
 /// The value, of standard input or of a person, without the end of its last line.
 fn value(name: &str) -> Result<String, Error> {
-    let failed = |error: std::io::Error| platform(format!("cannot read the value: {error}"));
-    let stdin = std::io::stdin();
-    let mut text = String::new();
+    let failed = |error: io::Error| platform(format!("cannot read the value: {error}"));
+    let stdin = io::stdin();
+    let mut bytes = Vec::new();
     if stdin.is_terminal() {
         let hidden = Hidden::begin().map_err(failed)?;
-        let mut screen = std::io::stderr();
+        let mut screen = io::stderr();
         let _ = write!(screen, "value of {name}: ");
-        let read = stdin.read_line(&mut text);
+        let typed = typed(stdin.lock());
         drop(hidden);
         let _ = writeln!(screen);
-        read.map_err(failed)?;
+        bytes = typed
+            .map_err(failed)?
+            .ok_or_else(|| Error::invalid("interrupted: nothing was set", "Set it again."))?;
     } else {
-        // What is too long is refused with its length, not read to its end.
+        // What is too long is refused for its length, not read to its end.
         let most = u64::try_from(VALUE_BYTES.end() + 2).unwrap_or(u64::MAX);
-        let mut bytes = Vec::new();
         stdin.take(most).read_to_end(&mut bytes).map_err(failed)?;
-        // The reason of a failure would quote it.
-        text = String::from_utf8(bytes)
-            .map_err(|_| Error::invalid("the value is no text", "Give one line of UTF-8."))?;
     }
+    // The reason of a failure would quote it.
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Error::invalid("the value is no text", "Give one line of UTF-8."))?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
     Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
 }
 
-/// A terminal that does not show what is typed, until this is dropped.
-struct Hidden(rustix::termios::Termios);
+/// What a person types up to the end of the line; nothing if it was interrupted.
+fn typed(keys: impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    for key in keys.bytes() {
+        match key? {
+            b'\n' | b'\r' | END => break,
+            INTERRUPT => return Ok(None),
+            KILL => line.clear(),
+            BACKSPACE | DELETE => drop(line.pop()),
+            byte if line.len() <= *VALUE_BYTES.end() => line.push(byte),
+            _ => {}
+        }
+    }
+    Ok(Some(line))
+}
+
+/// A terminal that does not show what is typed, until this is dropped. Lines and interrupts are ours meanwhile: the kernel's lines are too
+/// short for some values, and an interrupt would leave the terminal as it is.
+struct Hidden(Termios);
 
 impl Hidden {
-    fn begin() -> std::io::Result<Self> {
-        let before = tcgetattr(std::io::stdin())?;
+    fn begin() -> io::Result<Self> {
+        let before = tcgetattr(io::stdin())?;
         let mut without = before.clone();
-        without.local_modes.remove(LocalModes::ECHO);
-        tcsetattr(std::io::stdin(), OptionalActions::Flush, &without)?;
+        without.local_modes.remove(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG);
+        without.special_codes[SpecialCodeIndex::VMIN] = 1;
+        without.special_codes[SpecialCodeIndex::VTIME] = 0;
+        tcsetattr(io::stdin(), OptionalActions::Flush, &without)?;
         Ok(Self(before))
     }
 }
 
 impl Drop for Hidden {
     fn drop(&mut self) {
-        let _ = tcsetattr(std::io::stdin(), OptionalActions::Flush, &self.0);
+        let _ = tcsetattr(io::stdin(), OptionalActions::Flush, &self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_typed_ends_with_its_line() {
+        for (keys, line) in [
+            (&b"value\nrest"[..], Some(&b"value"[..])),
+            (b"valux\x7fe\r", Some(b"value")),
+            (b"wrong\x15value\n", Some(b"value")),
+            (b"value\x04", Some(b"value")),
+            (b"val\x03ue\n", None),
+            (b"", Some(b"")),
+        ] {
+            assert_eq!(typed(keys).unwrap().as_deref(), line);
+        }
     }
 }

@@ -11,6 +11,7 @@
 )]
 
 use std::path::Path;
+use std::time::Duration;
 
 use api::SandboxId;
 use api::account::Role;
@@ -19,7 +20,8 @@ use api::policy::Policy;
 use api::sandbox::{CreateSandbox, Tier};
 use api::secret::PutSecret;
 use client::Client;
-use e2e::service::{PLENTY, Service, small};
+use e2e::service::{PLENTY, Service, served, small};
+use e2e::tmux::Tmux;
 use e2e::world::{World, in_a_world};
 
 const CANARY: &str = "canary-5f0e9c2b+77/31d4=";
@@ -385,6 +387,38 @@ print(*found)";
             assert!(everywhere("API_KEY").iter().any(|path| path.contains("belljar.db")) && everywhere("secret_set").iter().any(|path| path.ends_with("audit.log")));
         })
         .await;
+    });
+}
+
+/// A person is asked, and what is typed is not shown.
+#[test]
+fn a_value_is_typed_unseen() {
+    served(async || {
+        let service = Service::start();
+        let command = format!(
+            "{} secret set API_KEY; {0} secret set OTHER; stty -a | grep -o ' -*echo '; sleep 60",
+            e2e::service::binary().display()
+        );
+        let env = [("BELLJAR_SERVER", service.url()), ("BELLJAR_KEY", service.key.clone())];
+        let env = env.each_ref().map(|(name, value)| (*name, value.as_str()));
+        let tmux = Tmux::run(&command, (100, 30), &env);
+        let shows = Duration::from_secs(10);
+        let asks = |name: &'static str| {
+            move |screen: &[String]| screen.iter().any(|row| row.trim_end() == format!("value of {name}:"))
+        };
+        tmux.until(shows, "a question", asks("API_KEY")).await;
+        // Longer than a line of the kernel's.
+        tmux.line(&"canary-5f0e".repeat(500));
+        tmux.until(shows, "the next question", asks("OTHER")).await;
+        tmux.text("canary-5f0e");
+        tmux.keys(&["C-c"]);
+        tmux.until(shows, "the terminal as it was", |screen| screen.iter().any(|row| row.trim() == "echo"))
+            .await;
+        let history = tmux.history();
+        assert!(!history.contains("canary") && history.contains("interrupted: nothing was set"), "{history}");
+        let names: Vec<String> =
+            service.client().secrets().await.unwrap().into_iter().map(|one| one.name).collect();
+        assert_eq!(names, ["API_KEY"]);
     });
 }
 

@@ -265,10 +265,11 @@ impl Call {
     /// As [`Sandbox::exec`].
     pub async fn exec(&self, id: &ExecId, spec: ExecSpec) -> Result<ExecInfo, Error> {
         let record = self.entry.record();
-        let spec = crate::template::apply(&record.env, record.cwd.as_ref(), spec);
         let policy = &record.sandbox.policy;
-        let spec = crate::egress::pointed(policy, spec);
+        // What a policy binds stands before what a template says.
         let spec = crate::secrets::pointed(policy, self.entry.id(), spec);
+        let spec = crate::template::apply(&record.env, record.cwd.as_ref(), spec);
+        let spec = crate::egress::pointed(policy, spec);
         if !policy.secrets.is_empty() {
             self.entry.trust(&self.sandbox).await?;
         }
