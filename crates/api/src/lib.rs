@@ -8,6 +8,7 @@
 //! | [`terminal`] | an exec on a pseudo-terminal, and what is said about it over a WebSocket |
 //! | [`output`] | an exec's output as lines of JSON, for the public API |
 //! | [`policy`] | what may leave a sandbox |
+//! | [`secret`] | values that code in a sandbox can use and never sees |
 //! | [`host`] | the name of a host, in its one form |
 //! | [`ports`] | ports inside a sandbox, reached from outside |
 //! | [`account`] | projects and keys |
@@ -43,6 +44,7 @@ pub mod policy;
 pub mod ports;
 pub mod posture;
 pub mod sandbox;
+pub mod secret;
 pub mod server;
 pub mod terminal;
 

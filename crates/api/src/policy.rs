@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::host::Host;
 use crate::limits;
+use crate::secret::{self, SecretBinding};
 
 /// Where the proxy listens, on the loopback interface of every sandbox.
 pub const PROXY_PORT: u16 = 3128;
@@ -49,6 +50,9 @@ pub struct Policy {
     /// Hosts. At most 128.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostRule>,
+    /// Secrets that programs inside may use, each at one place. At most 32.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<SecretBinding>,
     /// Which packages the presets for packages let in, and how old they must be.
     #[serde(skip_serializing_if = "Packages::is_default")]
     pub packages: Packages,
@@ -135,6 +139,7 @@ impl Default for Policy {
         Self {
             presets: BTreeSet::new(),
             hosts: Vec::new(),
+            secrets: Vec::new(),
             packages: Packages::default(),
             open: false,
             bytes_per_second: BYTES_PER_SECOND,
@@ -144,13 +149,17 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// A policy of words, as people write them: a preset, `open`, or a rule.
+    /// A policy of words, as people write them: a preset, `open`, a rule, or what binds a secret.
     ///
     /// # Errors
     /// The first word that is none of these.
     pub fn of_words<T: AsRef<str>>(words: &[T]) -> Result<Self, Error> {
         let mut policy = Self::default();
         for word in words.iter().map(AsRef::as_ref) {
+            if word.starts_with(secret::WORD) {
+                policy.secrets.push(word.parse()?);
+                continue;
+            }
             let (name, only) = match word.split_once('=') {
                 Some((name, only)) => (name, Some(only.split(',').map(str::to_owned).collect::<Vec<_>>())),
                 None => (word, None),
@@ -168,6 +177,11 @@ impl Policy {
         }
         policy.check()?;
         Ok(policy)
+    }
+
+    /// The secrets that are bound to this host and port.
+    pub fn bound<'a>(&'a self, host: &'a Host, port: u16) -> impl Iterator<Item = &'a SecretBinding> {
+        self.secrets.iter().filter(move |binding| binding.is_for(host, port))
     }
 
     /// Whether nothing may leave.
@@ -205,6 +219,7 @@ impl Policy {
             return Err(limits::exceeded("a policy, in bytes", bytes as u64, POLICY_BYTES_MAX as u64));
         }
         self.packages.check()?;
+        secret::check_bindings(&self.secrets)?;
         self.hosts.iter().try_for_each(HostRule::check)
     }
 
@@ -215,7 +230,9 @@ impl Policy {
             Some(only) => format!("{}={}", preset.name(), only.join(",")),
             None => preset.name().to_owned(),
         });
-        open.into_iter().chain(presets).chain(self.hosts.iter().map(ToString::to_string)).collect()
+        let hosts = self.hosts.iter().map(ToString::to_string);
+        let secrets = self.secrets.iter().map(ToString::to_string);
+        open.into_iter().chain(presets).chain(hosts).chain(secrets).collect()
     }
 }
 
@@ -465,6 +482,10 @@ mod tests {
         assert_eq!(limited.words(), ["python-packages=requests,idna", "node-packages"]);
         assert_eq!(limited.packages.only(Preset::PythonPackages).unwrap(), &["requests", "idna"]);
         assert!(Policy::of_words(&["python-packages="]).is_err() && Policy::of_words(&["git=x"]).is_err());
+        let bound = Policy::of_words(&["a.org", "secret:API_KEY@x-api-key=a.org/v1"]).unwrap();
+        assert_eq!(bound.words(), ["a.org", "secret:API_KEY@x-api-key=a.org/v1"]);
+        assert_eq!(bound.bound(&Host::parse("a.org").unwrap(), 443).count(), 1);
+        assert_eq!(bound.bound(&Host::parse("a.org").unwrap(), 8443).count(), 0);
         assert!(Policy::of_words(&["open"]).unwrap().open);
         for word in ["", "*", "GET", "get a.org", "a.org:", "https://a.org", "a.org/%2e"] {
             assert!(Policy::of_words(&[word]).is_err(), "{word:?}");

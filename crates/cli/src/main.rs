@@ -9,6 +9,7 @@
 //! | [`shell`] | a terminal in one |
 //! | [`cp`], [`ls`], [`cat`], [`edit`], [`watch`] | files in them |
 //! | [`events`], [`top`] | how they are doing, live |
+//! | [`secret`] | values that code in sandboxes can use and never sees |
 //! | [`key`], [`project`], [`drain`] | what an operator does |
 //! | [`serve`], [`configuration`] | `belljar serve`: this machine as a service |
 //! | [`doctor`] | `belljar doctor`: what this machine can do, proved by doing it |
@@ -52,6 +53,7 @@ mod project;
 mod quantity;
 mod request;
 mod run;
+mod secret;
 mod serve;
 mod shell;
 mod show;
@@ -119,6 +121,8 @@ enum Command {
     Watch(watch::Arguments),
     /// Shows what may leave a sandbox, or changes it.
     Policy(policy::Arguments),
+    /// Keeps values that code in sandboxes can use and never sees.
+    Secret(secret::Arguments),
     /// Shows which packages a sandbox was given.
     Packages(packages::Arguments),
     /// Ends sandboxes and waits until nothing of them is left.
@@ -180,6 +184,7 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Edit(edit) => edit::run(&connection, edit).await,
         Command::Watch(watch) => watch::run(&connection, watch).await,
         Command::Policy(policy) => policy::run(&connection, policy).await,
+        Command::Secret(secret) => secret::run(&connection, secret).await,
         Command::Packages(packages) => packages::run(&connection, packages).await,
         Command::Stop(stop) => stop::run(&connection, stop).await,
         Command::Top(top) => top::run(&connection, top).await,

@@ -14,14 +14,15 @@ use crate::{request, show};
 #[command(
     after_help = "Examples:\n  belljar policy s1\n  belljar policy s1 --allow api.example.org --allow python-packages\n  \
     belljar policy s1 --allow 'GET,HEAD example.org:80/public/*'\n  \
-    belljar policy s1 --allow python-packages=requests,idna,urllib3 --package-age 7d\n  belljar policy s1 --deny\n\n\
+    belljar policy s1 --allow python-packages=requests,idna,urllib3 --package-age 7d\n  \
+    belljar policy s1 --allow api.example.org --allow secret:API_KEY=api.example.org/v1\n  belljar policy s1 --deny\n\n\
     A change replaces the whole policy, and cuts what it no longer allows at once."
 )]
 pub struct Arguments {
     /// Its id or its name.
     sandbox: SandboxId,
     /// What may leave it from now on: HOST, HOST:PORT or HOST:PORT/PATH, a preset (python-packages, node-packages,
-    /// debian-packages, each with =NAME,NAME for these packages alone; git) or open; can be given more than once.
+    /// debian-packages, each with =NAME,NAME for these packages alone; git), secret:NAME=HOST[:PORT][/PATH] or secret:NAME@HEADER=HOST, or open; can be given more than once.
     #[arg(long = "allow", value_name = "WHAT")]
     allow: Vec<String>,
     /// Nothing may leave it from now on.

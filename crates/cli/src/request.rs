@@ -39,7 +39,8 @@ pub struct Sandbox {
     #[arg(long, value_parser = quantity::bytes, value_name = "SIZE")]
     tmp: Option<u64>,
     /// What may leave the sandbox: HOST, HOST:PORT or HOST:PORT/PATH, a preset (python-packages, node-packages,
-    /// debian-packages, git) or open; can be given more than once. Without it the template decides, and that is nothing unless it says otherwise.
+    /// debian-packages, git), a secret and where it goes (secret:NAME=HOST[/PATH]) or open; can be given more than once. Without it the
+    /// template decides, and that is nothing unless it says otherwise.
     #[arg(long = "allow", value_name = "WHAT")]
     allow: Vec<String>,
 }

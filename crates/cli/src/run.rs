@@ -144,6 +144,12 @@ async fn on_this_machine(
     let spec = Spec { layers, limits, profile: Profile::Run, guest: machine.guest().to_owned() };
     let id = machine::fresh_id().map_err(|error| error.to_api())?;
     let policy = arguments.sandbox.policy()?.unwrap_or_else(|| template.policy.clone());
+    if let Some(binding) = policy.secrets.first() {
+        return Err(Error::invalid(
+            format!("the secret {} is kept by a server, and none is asked here", binding.name),
+            "Say which server with BELLJAR_SERVER and BELLJAR_KEY, or leave the secret out.",
+        ));
+    }
     let sandbox = Arc::new(Sandbox::start(runtime, id, &spec).await.map_err(|error| error.to_api())?);
     let gate = Gate::new(
         &node::egress::packages(data),

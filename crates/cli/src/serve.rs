@@ -70,6 +70,7 @@ pub async fn run(data: &Path, arguments: &Arguments) -> Result<ExitCode, Error> 
     }
     log(configuration.log);
     more_descriptors();
+    no_core_files();
     serve(data, &configuration, arguments).await
 }
 
@@ -206,6 +207,11 @@ fn more_descriptors() {
     let now = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: now.maximum, maximum: now.maximum };
     let _ = setrlimit(Resource::Nofile, wanted);
+}
+
+/// What this process has in memory, secrets among it, is nothing to leave in a file when it ends badly.
+fn no_core_files() {
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
 }
 
 fn log(form: Log) {

@@ -15,6 +15,7 @@
 //! | [`Client`] | sandboxes: create, find, list, renew, stop |
 //! | `execs` | execs: start, list, signal, cancel |
 //! | `artifacts` | what was kept of execs, and datasets for sandboxes |
+//! | `secrets` | secrets: set, list, remove |
 //! | `admin` | projects, keys, the node, the server's health |
 //! | [`Exec`] | a reader of one exec: every byte once, then its end |
 //! | [`Stdin`] | a writer to one exec |
@@ -45,6 +46,7 @@ mod lines;
 mod link;
 mod patience;
 mod ports;
+mod secrets;
 mod stdin;
 mod terminal;
 mod tls;

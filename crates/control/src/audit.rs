@@ -124,6 +124,10 @@ pub enum Act {
     DatasetPut,
     /// A dataset was removed.
     DatasetRemove,
+    /// A secret was set; the detail is its name.
+    SecretSet,
+    /// A secret was removed; the detail is its name.
+    SecretRemove,
     /// The node was told to take no more sandboxes, or to take them again.
     Drain,
     /// A project was refused what is above its quota or its rate.

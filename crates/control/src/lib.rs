@@ -11,6 +11,7 @@
 //! | [`terminal`] | a terminal over a WebSocket |
 //! | [`follow`] | keeping the store true to the machine |
 //! | [`store`] | accounts and the history of sandboxes, in one SQLite file |
+//! | [`vault`] | secrets, sealed |
 //! | [`audit`] | who did what, in a file that only grows |
 //! | [`metrics`] | what is counted |
 //! | [`fault`] | how a refusal becomes an answer |
@@ -34,5 +35,6 @@ pub mod ports;
 pub mod routes;
 pub mod store;
 pub mod terminal;
+pub mod vault;
 
 pub use platform::Platform;

@@ -18,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::ports::Ports;
 use crate::ports::name::Domain;
 use crate::store::{Request, Requested, Store};
+use crate::vault::Vault;
 
 /// A sandbox is tried this often; what is told of health is never older by much.
 const TRY_EVERY: Duration = Duration::from_secs(30);
@@ -36,6 +37,8 @@ pub struct Platform {
     pub node: Node,
     /// What must be true.
     pub store: Store,
+    /// What nobody may see.
+    pub vault: Arc<Vault>,
     /// Who did what.
     pub audit: Audit,
     /// Who may ask.
@@ -67,8 +70,10 @@ impl Platform {
             took_ms: AtomicU64::new(u64::MAX),
             store: tokio::sync::Mutex::default(),
         };
+        let vault = Arc::new(Vault::new(store.clone(), node.data()));
+        node.keep_secrets_in(Arc::clone(&vault) as Arc<dyn node::secrets::Vault>);
         let (accounts, metrics, ports) = (Accounts::default(), Metrics::default(), Ports::default());
-        Self { node, store, audit, accounts, metrics, ports, tried }
+        Self { node, store, vault, audit, accounts, metrics, ports, tried }
     }
 
     /// The same, with ports under this domain.

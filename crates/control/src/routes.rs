@@ -9,6 +9,7 @@
 //! | [`files`] | look, list, read, write, make, move, copy, remove, edit, watch, archives |
 //! | [`artifacts`] | what was kept of the files of execs |
 //! | [`datasets`] | put, list, remove |
+//! | [`secrets`] | set, list, remove |
 //! | [`admin`] | projects, keys, the machine |
 //! | [`health`] | health, metrics, the description of the API |
 
@@ -20,6 +21,7 @@ pub mod files;
 pub mod health;
 pub mod ports;
 pub mod sandboxes;
+pub mod secrets;
 pub mod terminals;
 
 use std::sync::Arc;
@@ -93,6 +95,8 @@ fn table() -> OpenApiRouter<Arc<Platform>> {
         .routes(routes!(artifacts::read))
         .routes(routes!(datasets::list))
         .routes(routes!(datasets::put, datasets::remove))
+        .routes(routes!(secrets::list))
+        .routes(routes!(secrets::put, secrets::remove))
         .routes(routes!(admin::projects))
         .routes(routes!(admin::put_project))
         .routes(routes!(admin::keys, admin::create_key))

@@ -1,4 +1,4 @@
-//! What the platform remembers: projects, keys, and every sandbox that was asked for, in one SQLite file.
+//! What the platform remembers: projects, keys, sealed secrets, and every sandbox that was asked for, in one SQLite file.
 //!
 //! Each method is one intention and one transaction. Writers take the write lock first (`BEGIN IMMEDIATE`), so whatever
 //! a decision was made on still holds when it is written down: a quota cannot be overrun between counting and inserting.
@@ -26,6 +26,7 @@ mod account;
 mod history;
 mod request;
 mod schema;
+mod secret;
 #[cfg(test)]
 mod tests;
 

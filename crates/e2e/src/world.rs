@@ -14,6 +14,16 @@ use tempfile::TempDir;
 use crate::service::Service;
 
 const PROGRAM: &str = include_str!("world.py");
+/// An authority that the server trusts, and what it signed for the hosts of that world.
+const CERTIFICATES: &str = "
+new='-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes'
+openssl req -x509 $new -days 2 -subj /CN=world -addext keyUsage=critical,keyCertSign -keyout authority.key -out certificate
+openssl req $new -subj /CN=hosts -keyout key -out request
+names=subjectAltName=DNS:good.example,DNS:evil.example,DNS:*.good.example,DNS:github.com
+printf 'basicConstraints=CA:FALSE\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n%s\n' $names > extensions
+openssl x509 -req -in request -CA certificate -CAkey authority.key -CAcreateserial -days 2 -extfile extensions -out hosts
+cat key hosts > pem
+";
 /// A server of that world answers at once.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// The address of a server of that world that everybody may reach.
@@ -71,34 +81,8 @@ impl World {
             "nameserver 93.184.216.53\noptions timeout:1 attempts:1\n",
         )
         .unwrap();
-        let (key, certificate) = (place.path().join("key"), place.path().join("certificate"));
-        let made = Command::new("openssl")
-            .args([
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:P-256",
-                "-nodes",
-                "-days",
-                "2",
-                "-subj",
-                "/CN=world",
-            ])
-            .args([
-                "-addext",
-                "subjectAltName=DNS:good.example,DNS:evil.example,DNS:*.good.example,DNS:github.com",
-            ])
-            .arg("-keyout")
-            .arg(&key)
-            .arg("-out")
-            .arg(&certificate)
-            .stderr(Stdio::null())
-            .status();
-        assert!(made.unwrap().success());
-        std::fs::write(&pem, [std::fs::read(&key).unwrap(), std::fs::read(&certificate).unwrap()].concat())
-            .unwrap();
+        let made = Command::new("sh").args(["-ec", CERTIFICATES]).current_dir(place.path()).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         let mut child = Command::new("unshare")
             .args(["--net", "--kill-child", "python3"])
             .arg(&program)
@@ -144,14 +128,14 @@ impl World {
         command
     }
 
-    /// What comes before a program whose names are to be those of this world.
+    /// What comes before a program whose names, and whose trust, are to be those of this world.
     fn before(&self) -> [String; 6] {
-        let names = self.place.path().join("resolv.conf").display().to_string();
-        let script = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"".to_owned();
-        ["unshare".to_owned(), "--mount".into(), "sh".into(), "-c".into(), script, names]
+        let place = self.place.path().display().to_string();
+        let script = "mount --bind \"$0\"/resolv.conf /etc/resolv.conf && export SSL_CERT_FILE=\"$0\"/certificate && exec \"$@\"".to_owned();
+        ["unshare".to_owned(), "--mount".into(), "sh".into(), "-c".into(), script, place]
     }
 
-    /// The certificate of all its servers.
+    /// The certificate of the authority that has signed for all its servers.
     pub fn certificate(&self) -> PathBuf {
         self.place.path().join("certificate")
     }

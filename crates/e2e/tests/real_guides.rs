@@ -76,6 +76,11 @@ fn the_commands_of_network_work() {
 }
 
 #[test]
+fn the_commands_of_secrets_work() {
+    run("docs/guides/secrets.md");
+}
+
+#[test]
 fn the_commands_of_ports_work() {
     run("docs/guides/ports.md");
 }

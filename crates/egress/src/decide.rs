@@ -16,6 +16,8 @@ const GIT: [&str; 10] = [
     "codeberg.org",
     "git.sr.ht",
 ];
+/// The port of HTTP in the clear.
+const CLEAR_PORT: u16 = 80;
 /// Rules that are named to who is refused.
 const NAMED_MAX: usize = 8;
 
@@ -40,6 +42,8 @@ pub struct Allowed {
     pub rule: String,
     /// Whether the rule names the host, so that what is asked inside must be for the same one.
     pub by_name: bool,
+    /// Whether a secret is bound to the host, so that what is asked is read.
+    pub bound: bool,
 }
 
 /// Decides.
@@ -48,22 +52,25 @@ pub struct Allowed {
 /// Why not, as a sentence for whoever asked.
 pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &Ask) -> Result<Allowed, String> {
     let mut inside = false;
+    let bound = policy.bound(host, port).next().is_some();
     for rule in &policy.hosts {
         if !names(rule, host) || !rule.ports.contains(&port) {
             continue;
         }
-        if fits(rule, ask, host, port) {
+        // What comes through a tunnel to such a port of a name is read as HTTP, and then decided again.
+        let read = bound || (port == CLEAR_PORT && matches!(host, Host::Name(_)));
+        if fits(rule, ask, read) {
             let by_name = matches!(host, Host::Name(_));
-            return Ok(Allowed { rule: rule.to_string(), by_name });
+            return Ok(Allowed { rule: rule.to_string(), by_name, bound });
         }
         inside |= rule.looks_inside();
     }
     let git = |name: &String| GIT.contains(&name.as_str());
     if policy.presets.contains(&Preset::Git) && port == 443 && matches!(host, Host::Name(name) if git(name)) {
-        return Ok(Allowed { rule: Preset::Git.name().into(), by_name: true });
+        return Ok(Allowed { rule: Preset::Git.name().into(), by_name: true, bound });
     }
     if policy.open {
-        return Ok(Allowed { rule: "open".into(), by_name: false });
+        return Ok(Allowed { rule: "open".into(), by_name: false, bound });
     }
     let authority = host.authority(port);
     Err(match (policy.is_closed(), inside, ask) {
@@ -99,10 +106,9 @@ fn names(rule: &HostRule, host: &Host) -> bool {
     }
 }
 
-fn fits(rule: &HostRule, ask: &Ask, host: &Host, port: u16) -> bool {
+fn fits(rule: &HostRule, ask: &Ask, read: bool) -> bool {
     match ask {
-        // What comes through a tunnel to this port of a name is read as HTTP, and then decided again.
-        Ask::Tunnel => !rule.looks_inside() || (port == 80 && matches!(host, Host::Name(_))),
+        Ask::Tunnel => read || !rule.looks_inside(),
         Ask::Request { method, path } => {
             let method = rule.methods.as_ref().is_none_or(|methods| methods.contains(method));
             let path = rule
@@ -161,6 +167,12 @@ mod tests {
         }
         assert!(!allows(&rule, "a.org:80", &Ask::Request { method: "POST".into(), path: "/v1/x".into() }));
         assert!(!allows(&rule, "a.org:443", &Ask::Tunnel));
+        // Where a secret is bound, each request is seen.
+        let bound = ["GET a.org/v1/*", "secret:API_KEY=a.org"];
+        assert!(allows(&bound, "a.org:443", &Ask::Tunnel) && !allows(&bound, "a.org:443", &get("/v2")));
+        assert!(
+            !allows(&bound, "b.org:443", &Ask::Tunnel) && !allows(&bound[1..], "a.org:443", &Ask::Tunnel)
+        );
         assert!(!allows(&["GET 93.184.216.34:80/public/*"], "93.184.216.34:80", &Ask::Tunnel));
         assert!(allows(&["GET a.org/exact"], "a.org:80", &get("/exact")));
         assert!(!allows(&["GET a.org/exact"], "a.org:80", &get("/exactly")));

@@ -150,7 +150,7 @@ async fn watch(
 ) {
     while policy.changed().await.is_ok() {
         let now = decide(&policy.borrow_and_update(), &asked.host, asked.port, &asked.ask);
-        if now.is_ok_and(|now| now.by_name == allowed.by_name) {
+        if now.is_ok_and(|now| (now.by_name, now.bound) == (allowed.by_name, allowed.bound)) {
             continue;
         }
         party.tell(&asked, Err("cut: the policy was changed"));

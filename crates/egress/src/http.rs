@@ -26,7 +26,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use crate::decide::Ask;
 use crate::flow::Flow;
 use crate::party::Asked;
-use crate::{Refusal, RefusalKind, Visit, gate, tunnel};
+use crate::{Refusal, RefusalKind, Visit, gate};
 
 /// The head of a request comes within this, and so does the next one on the same connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(60);
@@ -67,7 +67,7 @@ pub async fn serve_inside<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, f
         if let Err(refusal) = visit.party.pace() {
             return Ok::<_, Infallible>(refusal.response());
         }
-        Ok(match inside(&request, &host) {
+        Ok(match inside(&request, &host, CLEAR_PORT) {
             Ok(asked) => visit.forward(request, asked).await,
             Err(refusal) => {
                 visit.party.tell_wrong(&host.authority(CLEAR_PORT), &refusal.why);
@@ -78,7 +78,8 @@ pub async fn serve_inside<S: AsyncRead + AsyncWrite + Unpin + Send>(stream: S, f
     let _ = server().serve_connection(TokioIo::new(stream), service).await;
 }
 
-fn server() -> hyper::server::conn::http1::Builder {
+/// Reads HTTP of a program inside, within bounds.
+pub fn server() -> hyper::server::conn::http1::Builder {
     let mut server = hyper::server::conn::http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(HEAD_BYTES_MAX);
     server
@@ -106,10 +107,13 @@ impl Visit {
 
     /// `CONNECT`: bytes both ways from here on.
     async fn connect(&self, mut request: Request<Incoming>, asked: Asked) -> Response<Body> {
-        let reached = self.reach(asked).await;
+        let ready = match self.reach(asked).await {
+            Ok(flow) => self.way(&flow).await.map(|way| (flow, way)),
+            Err(refusal) => Err(refusal),
+        };
         let upgrading = hyper::upgrade::on(&mut request);
-        let flow = match reached {
-            Ok(flow) => flow,
+        let (flow, way) = match ready {
+            Ok(ready) => ready,
             Err(refusal) => {
                 tokio::spawn(end(upgrading));
                 return refusal.response();
@@ -118,12 +122,7 @@ impl Visit {
         let visit = Self { broker: Arc::clone(&self.broker), party: Arc::clone(&self.party) };
         tokio::spawn(async move {
             let Ok(upgraded) = upgrading.await else { return };
-            let stream = TokioIo::new(upgraded);
-            if is_clear(&flow) {
-                serve_inside(stream, flow, visit).await;
-            } else {
-                tunnel::pass(stream, flow).await;
-            }
+            visit.carry(TokioIo::new(upgraded), flow, way).await;
         });
         Response::new(empty())
     }
@@ -134,6 +133,14 @@ impl Visit {
             && gate::stands_for(name, request.uri().path(), &self.party.policy().borrow())
         {
             return self.broker.gate.answer(&request, &self.party).await;
+        }
+        if self.party.policy().borrow().bound(&asked.host, asked.port).next().is_some() {
+            let why = format!(
+                "{}: a secret is bound to it, so only TLS goes there: use https://",
+                asked.authority()
+            );
+            self.party.tell(&asked, Err(&why));
+            return Refusal { kind: RefusalKind::Denied, why }.response();
         }
         let authority = match (&asked.host, asked.port) {
             (host, CLEAR_PORT) => host.authority(CLEAR_PORT).trim_end_matches(":80").to_owned(),
@@ -149,21 +156,32 @@ impl Visit {
         if let Ok(host) = HeaderValue::from_str(&authority) {
             request.headers_mut().insert(HOST, host);
         }
-        let failed =
-            |why: String| Refusal::unreachable(format!("{authority} gave no answer: {why}")).response();
-        let (mut sender, connection) = match hyper::client::conn::http1::handshake(TokioIo::new(flow)).await {
-            Ok(made) => made,
-            Err(error) => return failed(error.to_string()),
-        };
-        tokio::spawn(connection);
-        match tokio::time::timeout(ANSWER_WITHIN, sender.send_request(request)).await {
-            Ok(Ok(mut response)) => {
+        match send(request, flow, &authority).await {
+            Ok(mut response) => {
                 remove_hop(response.headers_mut());
                 response.map(|body| body.map_err(Into::into).boxed_unsync())
             }
-            Ok(Err(error)) => failed(error.to_string()),
-            Err(_) => failed(format!("nothing came for {ANSWER_WITHIN:?}")),
+            Err(refusal) => refusal.response(),
         }
+    }
+}
+
+/// Sends a request on a connection of its own.
+pub async fn send<S>(
+    request: Request<Incoming>,
+    stream: S,
+    authority: &str,
+) -> Result<Response<Incoming>, Refusal>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let failed = |why: String| Refusal::unreachable(format!("{authority} gave no answer: {why}"));
+    let made = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = made.map_err(|error| failed(error.to_string()))?;
+    tokio::spawn(connection);
+    match tokio::time::timeout(ANSWER_WITHIN, sender.send_request(request)).await {
+        Ok(answered) => answered.map_err(|error| failed(error.to_string())),
+        Err(_) => Err(failed(format!("nothing came for {ANSWER_WITHIN:?}"))),
     }
 }
 
@@ -192,30 +210,31 @@ fn asked(request: &Request<Incoming>) -> Result<Asked, Refusal> {
     let port = (!is_tunnel).then_some(CLEAR_PORT);
     let (host, port) = Host::with_port(authority.as_str(), port).map_err(|error| wrong(&error.message))?;
     let ask = if is_tunnel { Ask::Tunnel } else { as_request(request) };
-    Ok(Asked { host, port, ask })
+    Ok(Asked::new(host, port, ask))
 }
 
 /// What a request inside a tunnel is for: the host of the tunnel, and no other.
-fn inside(request: &Request<Incoming>, host: &Host) -> Result<Asked, Refusal> {
+pub fn inside(request: &Request<Incoming>, host: &Host, port: u16) -> Result<Asked, Refusal> {
     let mut named = request.headers().get_all(HOST).iter();
     let text = match (request.uri().authority(), named.next(), named.next()) {
         (Some(authority), _, _) => Some(authority.as_str()),
         (None, Some(only), None) => only.to_str().ok(),
         (None, _, _) => None,
     };
-    let same = text.and_then(|text| Host::with_port(text, Some(CLEAR_PORT)).ok());
-    if same != Some((host.clone(), CLEAR_PORT)) || request.method() == Method::CONNECT {
+    let same = text.and_then(|text| Host::with_port(text, Some(port)).ok());
+    if same != Some((host.clone(), port)) || request.method() == Method::CONNECT {
         let why = format!("the request inside the tunnel to {host} is for another host");
         return Err(Refusal { kind: RefusalKind::Denied, why });
     }
-    Ok(Asked { host: host.clone(), port: CLEAR_PORT, ask: as_request(request) })
+    Ok(Asked::new(host.clone(), port, as_request(request)))
 }
 
 fn as_request(request: &Request<Incoming>) -> Ask {
     Ask::Request { method: request.method().to_string(), path: request.uri().path().to_owned() }
 }
 
-fn remove_hop(headers: &mut HeaderMap) {
+/// Removes what concerns one connection and not the next.
+pub fn remove_hop(headers: &mut HeaderMap) {
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let listed: Vec<HeaderName> =
         values.flat_map(|text| text.split(',')).filter_map(|name| name.trim().parse().ok()).collect();

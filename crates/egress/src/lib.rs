@@ -19,23 +19,32 @@
 //! | `flow` | one connection to the outside: metered, and cut when its policy is changed |
 //! | `http` | the HTTP proxy: requests and `CONNECT` |
 //! | [`gate`] | packages: a host of its own, with what it fetched before |
+//! | `bound` | hosts to which secrets are bound: TLS ends here, and each request is read |
+//! | [`secret`] | secrets, by name until the moment of use |
+//! | [`authority`] | who vouches for such hosts in the sandboxes of a project |
+//! | `scrub` | takes values of secrets out of answers |
 //! | `socks` | SOCKS 5 |
 //! | `tunnel` | bytes both ways, after a look at the name that TLS asks for |
 //!
 //! Invariants: the host that is matched is the host that is resolved and dialled; an address is looked at after resolution and is the
 //! one that is dialled; every decision is told once, or counted where they come as a flood. What goes through a tunnel to port 80 of a name is
-//! decided twice: as a tunnel, and request by request.
+//! decided twice: as a tunnel, and request by request; and so is what goes to a host to which a secret is bound. Into no other TLS connection is
+//! looked.
 
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod authority;
 mod begun;
+mod bound;
 mod decide;
 mod flow;
 pub mod gate;
 mod http;
 pub mod party;
 mod resolve;
+mod scrub;
+pub mod secret;
 mod socks;
 mod tunnel;
 
@@ -47,9 +56,11 @@ use api::host::Host;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+pub use authority::Authority;
 pub use decide::{Allowed, Ask, decide};
 pub use gate::Gate;
 pub use party::{Decision, Party, Told};
+pub use secret::{Keyring, SecretValue, Vault};
 
 use begun::Begun;
 use flow::Flow;
@@ -69,6 +80,7 @@ const SOCKS: u8 = 5;
 pub struct Broker {
     names: Names,
     gate: Gate,
+    outward: bound::Outward,
 }
 
 /// Why something was not done, in words for the program that asked.
@@ -93,6 +105,16 @@ pub(crate) enum RefusalKind {
     Unreachable,
 }
 
+/// How what goes through a tunnel is understood.
+pub(crate) enum Way {
+    /// As HTTP in the clear.
+    Clear,
+    /// As HTTP inside TLS, because a secret is bound to the host.
+    Bound(Arc<rustls::ServerConfig>),
+    /// Not at all, apart from the name that TLS asks for.
+    Blind,
+}
+
 /// A connection of a program inside, being served.
 pub(crate) struct Visit {
     pub broker: Arc<Broker>,
@@ -106,12 +128,37 @@ impl Visit {
         let reaching = tokio::spawn(async move { broker.reach(&party, asked).await });
         reaching.await.unwrap_or_else(|_| Err(Refusal::unreachable("the broker failed".into())))
     }
+
+    /// How what goes through a tunnel is to be understood.
+    async fn way(&self, flow: &Flow) -> Result<Way, Refusal> {
+        if flow.allowed.bound {
+            return Ok(Way::Bound(bound::in_place_of(self, &flow.asked).await?));
+        }
+        Ok(if http::is_clear(flow) { Way::Clear } else { Way::Blind })
+    }
+
+    /// Carries a tunnel to its end.
+    async fn carry<S>(self, stream: S, flow: Flow, way: Way)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        match way {
+            Way::Clear => http::serve_inside(stream, flow, self).await,
+            Way::Blind => tunnel::pass(stream, flow).await,
+            Way::Bound(config) => {
+                // Each request in it is decided on its own, and makes a connection of its own.
+                let asked = flow.asked.clone();
+                drop(flow);
+                bound::serve(stream, asked, config, self).await;
+            }
+        }
+    }
 }
 
 impl Broker {
     /// A broker with the resolver that this machine is configured for, and packages from this gate.
     pub fn new(gate: Gate) -> Self {
-        Self { names: Names::default(), gate }
+        Self { names: Names::default(), gate, outward: bound::Outward::default() }
     }
 
     /// Its gate.

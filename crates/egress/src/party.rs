@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::decide::{Ask, shortened};
+use crate::secret::Keyring;
 use crate::{Refusal, RefusalKind};
 
 /// Connections of one sandbox at once.
@@ -63,6 +64,7 @@ pub type Tell = Box<dyn Fn(Told) + Send + Sync>;
 pub struct Party {
     policy: watch::Receiver<Policy>,
     tell: Tell,
+    keyring: Option<Keyring>,
     places: Arc<Semaphore>,
     asks: DefaultDirectRateLimiter,
     names: DefaultDirectRateLimiter,
@@ -88,6 +90,8 @@ pub(crate) struct Asked {
     pub host: Host,
     pub port: u16,
     pub ask: Ask,
+    /// The secrets that go out with it, by name.
+    pub secrets: Vec<String>,
 }
 
 #[derive(Default)]
@@ -111,6 +115,7 @@ impl Party {
         Self {
             policy,
             tell,
+            keyring: None,
             places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
             asks: rate(ASKS_PER_SECOND, ASKS_AT_ONCE),
             names: rate(NAMES_PER_SECOND, NAMES_AT_ONCE),
@@ -122,6 +127,16 @@ impl Party {
             owed: Mutex::new(Owed { bytes: 0.0, at: Instant::now() }),
             index: Semaphore::new(1),
         }
+    }
+
+    /// The same, with secrets that its policy may bind.
+    #[must_use]
+    pub fn holding(self, keyring: Keyring) -> Self {
+        Self { keyring: Some(keyring), ..self }
+    }
+
+    pub(crate) fn keyring(&self) -> Option<&Keyring> {
+        self.keyring.as_ref()
     }
 
     /// What its connections have carried, both ways.
@@ -198,10 +213,13 @@ impl Party {
     }
 
     pub(crate) fn tell(&self, asked: &Asked, verdict: Result<&str, &str>) {
-        let ask = match &asked.ask {
+        let mut ask = match &asked.ask {
             Ask::Tunnel => "tunnel".to_owned(),
             Ask::Request { method, path } => format!("{} {}", shortened(method), shortened(path)),
         };
+        if !asked.secrets.is_empty() {
+            ask = format!("{ask} with {}", asked.secrets.join(", "));
+        }
         self.decided(asked.authority(), ask, verdict);
     }
 
@@ -261,6 +279,10 @@ impl Owed {
 }
 
 impl Asked {
+    pub fn new(host: Host, port: u16, ask: Ask) -> Self {
+        Self { host, port, ask, secrets: Vec::new() }
+    }
+
     pub fn authority(&self) -> String {
         self.host.authority(self.port)
     }

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use crate::decide::Ask;
 use crate::party::Asked;
-use crate::{RefusalKind, Visit, http, tunnel};
+use crate::{RefusalKind, Visit};
 
 const VERSION: u8 = 5;
 /// A program says what it wants at once.
@@ -38,13 +38,10 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(mut strea
     };
     match visit.reach(asked).await {
         Ok(flow) => {
+            let Ok(way) = visit.way(&flow).await else { return say(&mut stream, Reply::Failed).await };
             let done = [VERSION, Reply::Done as u8, 0, 1, 0, 0, 0, 0, 0, 0];
             if stream.write_all(&done).await.is_ok() {
-                if http::is_clear(&flow) {
-                    http::serve_inside(stream, flow, visit).await;
-                } else {
-                    tunnel::pass(stream, flow).await;
-                }
+                visit.carry(stream, flow, way).await;
             }
         }
         Err(refusal) => {
@@ -98,7 +95,7 @@ async fn ask(
     };
     let port = u16::from_be_bytes(exactly(stream).await?);
     Ok(match (host, command) {
-        (Ok(host), 1) if port != 0 => Ok(Asked { host, port, ask: Ask::Tunnel }),
+        (Ok(host), 1) if port != 0 => Ok(Asked::new(host, port, Ask::Tunnel)),
         (_, 1) => Err(Reply::NotAllowed),
         // Others would open a port for the outside, or send datagrams.
         (_, _) => Err(Reply::NoSuchCommand),

@@ -16,6 +16,7 @@
 //! | [`output`] | the frames a reader of an exec gets |
 //! | [`ports`] | connections to what listens inside |
 //! | [`egress`] | the way out: connections of programs inside, handed to the node |
+//! | [`trust`] | whom programs inside are told to trust |
 //! | [`sweep`] | finding and ending all processes of an exec by its group |
 //! | [`memory`] | telling that memory was used up, and tidying after it |
 //! | [`files`] | the files of the sandbox, each request served by a process of its user |
@@ -46,6 +47,7 @@ mod stdin;
 mod sweep;
 mod table;
 mod terminal;
+mod trust;
 mod watched;
 
 use std::process::ExitCode;

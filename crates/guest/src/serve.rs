@@ -13,6 +13,7 @@
 //! | `POST /files` with parts | parts: see `api::files` |
 //! | `POST /ports/{port}` | a connection to that port inside: the body goes in, the answer is what comes out |
 //! | `POST /egress` | the next connection to the proxy's port inside, as soon as there is one: likewise |
+//! | `PUT /authority` with a certificate | programs are told to trust it beside those of the template |
 //! | `PUT /layer?compression=C&top=0|1&done=N` | the body, an archive, is unpacked: `LayerReport` |
 //! | `GET /layer?of=N|upper` | a layer, or what a build has changed once everybody else is ended, as an archive |
 
@@ -40,6 +41,7 @@ use crate::output::{self, Position};
 use crate::ports::{self, Said};
 use crate::sweep::{self, Whom};
 use crate::table::Table;
+use crate::trust;
 
 /// A node that does not answer pings for this long is gone; the guest dials the next one.
 const PING_EVERY: Duration = Duration::from_secs(5);
@@ -169,6 +171,7 @@ async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<
             layer::get(value(query, "of").unwrap_or_default(), sender).await?;
             Ok(Response::new(Either::Right(Either::Left(channel))))
         }
+        (&Method::PUT, ["authority"]) => json(StatusCode::OK, &trust::put(&collect(body).await?)?),
         (&Method::PUT, ["layer"]) => json(StatusCode::OK, &layer::put(order(query)?, body).await?),
         _ => Err(Error::not_found(format!("there is no route {} {}", parts.method, parts.uri.path()))),
     }

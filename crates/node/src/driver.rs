@@ -283,8 +283,14 @@ async fn bring_about(
     let policy = entry.policy().borrow().clone();
     let attending = shared.attend_egress(Arc::clone(entry), Arc::clone(&sandbox));
     let _attendant = AbortOnDropHandle::new(tokio::spawn(attending));
+    let bringing = async {
+        if !policy.secrets.is_empty() {
+            entry.trust(&sandbox).await?;
+        }
+        readiness.bring_about(&sandbox, &policy).await
+    };
     let brought = tokio::select! {
-        brought = readiness.bring_about(&sandbox, &policy) => brought,
+        brought = bringing => brought,
         Ok(_) = unwanted.wait_for(|unwanted| *unwanted) => Ok(()),
     };
     match brought {

@@ -10,7 +10,7 @@ use api::{ErrorCode, SandboxId, limits};
 use bytes::Bytes;
 use egress::gate::HOST;
 pub use egress::gate::upstream::Upstreams;
-pub use egress::{Broker, Decision, Gate, Party, Told};
+pub use egress::{Broker, Decision, Gate, Keyring, Party, Told};
 use hyper::Method;
 use tokio::sync::{broadcast, watch};
 
@@ -95,7 +95,8 @@ impl Shared {
                 }
             }
         };
-        let party = Arc::new(Party::new(entry.policy(), Box::new(tell)));
+        let keyring = Keyring::new(Arc::clone(entry.vault()), &entry.shown().project, entry.id().as_str());
+        let party = Arc::new(Party::new(entry.policy(), Box::new(tell)).holding(keyring));
         attend(&sandbox, &self.broker, &party).await;
     }
 }

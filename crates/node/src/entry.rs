@@ -19,6 +19,7 @@ use crate::journal::{Ports, Record};
 use crate::lifecycle::Phase;
 use crate::port::Port;
 use crate::sandbox::Sandbox;
+use crate::secrets::Vault;
 
 /// One sandbox as everybody sees it.
 pub(crate) struct Entry {
@@ -33,6 +34,10 @@ pub(crate) struct Entry {
     /// What may leave it, for those who let it.
     policy: watch::Sender<Policy>,
     saving: Mutex<()>,
+    /// Who keeps the secrets that its policy may bind.
+    vault: Arc<dyn Vault>,
+    /// The authority that its programs were told to trust, if they were.
+    trusted: Mutex<Option<String>>,
 }
 
 /// When a sandbox was last used, and when it must be looked at.
@@ -52,7 +57,7 @@ pub struct Call {
 }
 
 impl Entry {
-    pub fn new(record: Record, inbox: mpsc::Sender<Word>) -> Self {
+    pub fn new(record: Record, inbox: mpsc::Sender<Word>, vault: Arc<dyn Vault>) -> Self {
         let idle = Duration::from_millis(record.sandbox.idle_ms);
         Self {
             id: record.sandbox.id.clone(),
@@ -63,6 +68,8 @@ impl Entry {
             calls: AtomicU32::new(0),
             uses: Mutex::new(Uses { active: Instant::now(), idle, due: None, look: None }),
             saving: Mutex::default(),
+            vault,
+            trusted: Mutex::default(),
         }
     }
 
@@ -184,6 +191,21 @@ impl Entry {
         self.policy.send_replace(policy);
     }
 
+    /// Who keeps the secrets that its policy may bind.
+    pub fn vault(&self) -> &Arc<dyn Vault> {
+        &self.vault
+    }
+
+    /// Whether its programs were told to trust this authority.
+    pub fn trusts(&self, certificate: &str) -> bool {
+        locked(&self.trusted).as_deref() == Some(certificate)
+    }
+
+    /// They were told now.
+    pub fn now_trusts(&self, certificate: &str) {
+        *locked(&self.trusted) = Some(certificate.to_owned());
+    }
+
     /// It was in use then.
     pub fn active(&self, then: Instant) {
         let mut uses = locked(&self.uses);
@@ -243,8 +265,14 @@ impl Call {
     /// As [`Sandbox::exec`].
     pub async fn exec(&self, id: &ExecId, spec: ExecSpec) -> Result<ExecInfo, Error> {
         let record = self.entry.record();
+        let policy = &record.sandbox.policy;
+        // What a policy binds stands before what a template says.
+        let spec = crate::secrets::pointed(policy, self.entry.id(), spec);
         let spec = crate::template::apply(&record.env, record.cwd.as_ref(), spec);
-        let spec = crate::egress::pointed(&record.sandbox.policy, spec);
+        let spec = crate::egress::pointed(policy, spec);
+        if !policy.secrets.is_empty() {
+            self.entry.trust(&self.sandbox).await?;
+        }
         let info = self.sandbox.launch(id, &spec).await?;
         if let Some(deadline) = spec.deadline_ms {
             let whole = deadline + spec.grace_ms.unwrap_or(limits::GRACE_MS) + crate::driver::OVERDUE_MS;

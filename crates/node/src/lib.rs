@@ -13,6 +13,7 @@
 //! | [`link`] | the host end of the channel: one connection after the other, requests that outlive them |
 //! | [`port`] | a connection to a port inside |
 //! | [`egress`] | what leaves sandboxes, given to the broker |
+//! | [`secrets`] | secrets: placeholders inside, and whom to ask for values |
 //! | [`exec`] | one exec as seen from here: its output from any offset, its one outcome |
 //! | [`files`] | files of a sandbox, as they are asked for from here |
 //! | [`artifacts`] | files of a run that are kept after its sandbox is gone |
@@ -49,6 +50,7 @@ pub mod port;
 pub mod ready;
 mod recovery;
 pub mod sandbox;
+pub mod secrets;
 pub mod template;
 
 pub use datasets::Putting;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use api::SandboxId;
 use api::limits::{Limits, WantedLimits};
+use api::policy::Policy;
 use api::sandbox::{CreateSandbox, EndReason, Sandbox as Shown, SandboxEvent, SandboxState, Tier, Usage};
 use api::server::NodeStatus;
 use egress::{Broker, Gate};
@@ -27,6 +28,7 @@ use crate::journal::{Journal, Ports, Record};
 use crate::machine::{self, Machine};
 use crate::ready::Readiness;
 use crate::sandbox::Sandbox;
+use crate::secrets::LateVault;
 use crate::template;
 
 /// Words waiting for a driver that is busy with a start or a stop.
@@ -77,6 +79,8 @@ pub(crate) struct Shared {
     /// Lets out what may leave.
     pub broker: Arc<Broker>,
     pub decisions: broadcast::Sender<Decided>,
+    /// Who keeps secrets.
+    pub vault: Arc<LateVault>,
     /// Which start of the machine this is.
     pub boot: String,
 }
@@ -109,6 +113,7 @@ impl Node {
             events: broadcast::Sender::new(EVENTS),
             broker: Arc::new(Broker::new(gate)),
             decisions: broadcast::Sender::new(DECISIONS),
+            vault: Arc::default(),
             boot,
         });
         let node = Self { shared };
@@ -127,6 +132,7 @@ impl Node {
             None => {
                 let wanted = &order.request.datasets;
                 let datasets = self.shared.datasets.resolve(&order.project, wanted).await?;
+                self.vouch(&order.project, &self.policy_of(&order.request)?).await?;
                 // Until the record is written, the template's layers are kept by this lock, and then by the record.
                 let _using = template::using(&self.shared.data).await?;
                 self.admit(id, order, datasets)?
@@ -284,6 +290,11 @@ impl Node {
         sandbox.stop(Duration::ZERO).await
     }
 
+    /// Where this machine keeps things.
+    pub fn data(&self) -> &std::path::Path {
+        &self.shared.data
+    }
+
     /// The datasets of projects.
     pub fn datasets(&self) -> &Datasets {
         &self.shared.datasets
@@ -305,6 +316,14 @@ impl Node {
         tokio::task::spawn_blocking(tidied)
             .await
             .map_err(|source| Error::System { act: "remove layers".into(), source: source.into() })?
+    }
+
+    /// The policy that a request leads to: its own, or the template's.
+    fn policy_of(&self, request: &CreateSandbox) -> Result<Policy, Error> {
+        match &request.policy {
+            Some(policy) => Ok(policy.clone()),
+            None => Ok(template::Store::new(&self.shared.data).load(&request.template)?.policy),
+        }
     }
 
     fn entry(&self, id: &SandboxId) -> Option<Arc<Entry>> {
@@ -365,9 +384,14 @@ impl Node {
 
     pub(crate) fn begin(&self, record: Record, beginning: Beginning, entries: &mut Entries) -> Arc<Entry> {
         let (tell, inbox) = mpsc::channel(INBOX);
-        let entry = Arc::new(Entry::new(record, tell));
+        let entry = Arc::new(self.entry_of(record, tell));
         self.drive(&entry, inbox, beginning, entries);
         entry
+    }
+
+    pub(crate) fn entry_of(&self, record: Record, tell: mpsc::Sender<Word>) -> Entry {
+        let vault: Arc<LateVault> = Arc::clone(&self.shared.vault);
+        Entry::new(record, tell, vault)
     }
 
     pub(crate) fn drive(

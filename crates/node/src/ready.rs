@@ -48,6 +48,7 @@ impl Readiness {
         let spec = |argv: &[String], deadline: Option<Duration>| {
             let deadline_ms = deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
             let spec = ExecSpec { argv: argv.to_vec(), deadline_ms, ..ExecSpec::default() };
+            let spec = crate::secrets::pointed(policy, sandbox.id(), spec);
             crate::egress::pointed(policy, apply(&self.env, self.cwd.as_ref(), spec))
         };
         let started = started();

@@ -20,7 +20,6 @@ use tokio::time::Instant;
 
 use crate::clock;
 use crate::driver::Beginning;
-use crate::entry::Entry;
 use crate::error::Error;
 use crate::journal::{Ports, Record};
 use crate::live::{Entries, INBOX, Node, Shared};
@@ -78,7 +77,7 @@ impl Node {
     /// Takes a sandbox over from a process that is gone. What its execs are due is asked at once.
     fn adopt(&self, record: Record, runtime: Arc<dyn Runtime>, entries: &mut Entries) {
         let (tell, inbox) = mpsc::channel(INBOX);
-        let entry = Arc::new(Entry::new(record, tell));
+        let entry = Arc::new(self.entry_of(record, tell));
         let memory_bytes = entry.shown().limits.memory_bytes;
         entry.hold(Arc::new(Sandbox::attach(runtime, entry.id().clone(), memory_bytes)));
         entry.look_at(Instant::now());
@@ -88,7 +87,7 @@ impl Node {
     /// Keeps what ended until somebody has taken note.
     fn remember(&self, record: Record, entries: &mut Entries) {
         let (tell, _) = mpsc::channel(INBOX);
-        let entry = Entry::new(record, tell);
+        let entry = self.entry_of(record, tell);
         entries.insert(entry.id().clone(), Arc::new(entry));
     }
 }

@@ -133,6 +133,7 @@ pub async fn policy(
         return Err(node::live::not_open(&caller.key.project).into());
     }
     let sandbox = platform.running(&caller, &named).await?;
+    platform.node.vouch(&sandbox.project, &policy).await?;
     platform
         .note(&caller, Act::Policy, |entry| entry.sandbox(&sandbox.id).detail(&policy.words().join(", ")));
     let shown = platform.node.set_policy(&sandbox.id, policy)?;

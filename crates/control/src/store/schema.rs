@@ -12,7 +12,7 @@ use sqlx::{ConnectOptions, Connection, SqlSafeStr};
 use super::{Error, beside, failed, options};
 
 /// The newest schema this release knows.
-pub(super) const KNOWN: i64 = 1;
+pub(super) const KNOWN: i64 = 2;
 /// How much newer a store may be: the release after this one may be taken back, the one after that may not.
 const NEWER_MAX: i64 = 1;
 const ACT: &str = "be made";
@@ -75,15 +75,14 @@ pub(super) async fn check(connection: &mut SqliteConnection) -> Result<(), Error
 
 /// Brings the schema to the newest this release knows. A newer one stays as it is.
 pub(super) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Error> {
-    let first = include_str!("../../migrations/1_accounts_and_sandboxes.sql");
-    let migrations = vec![Migration::new(
-        KNOWN,
-        "accounts and sandboxes".into(),
-        MigrationType::Simple,
-        first.into_sql_str(),
-        false,
-    )];
-    let mut migrator = Migrator::with_migrations(migrations);
+    let steps = [
+        (1, "accounts and sandboxes", include_str!("../../migrations/1_accounts_and_sandboxes.sql")),
+        (KNOWN, "secrets", include_str!("../../migrations/2_secrets.sql")),
+    ];
+    let migrations = steps.map(|(version, name, text)| {
+        Migration::new(version, name.into(), MigrationType::Simple, text.into_sql_str(), false)
+    });
+    let mut migrator = Migrator::with_migrations(migrations.into());
     migrator.set_ignore_missing(true);
     let Err(error) = migrator.run_direct(None, connection, false).await else { return Ok(()) };
     if let MigrateError::Execute(source) | MigrateError::ExecuteMigration(source, _) = error {

@@ -1,4 +1,4 @@
-//! The attacks of `attacks/` on what may leave: N and C-15, on a real `belljar serve` in a world of its own ([`e2e::world`]).
+//! The attacks of `attacks/` on what may leave: N, C-15 and S-01, S-02, on a real `belljar serve` in a world of its own ([`e2e::world`]).
 //!
 //! Every address that a payload wants has a server behind it. The control is the same payload without a sandbox, with a proxy on the same
 //! port that believes everything: what it reaches shows that the attack arrives.
@@ -6,6 +6,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`ground`] | payloads, their controls, and what they said |
+//! | [`secrets`] | secrets, looked for inside, and had told by the proxy |
 
 // A test fails by panicking, and what it prints is the table of results.
 #![allow(
@@ -17,6 +18,7 @@
 )]
 
 mod ground;
+mod secrets;
 
 use std::time::Duration;
 

@@ -61,7 +61,7 @@ impl Note {
 
     /// Refuses what no recipe could have said.
     pub(super) fn check(&self) -> Result<(), Error> {
-        self.policy.check().map_err(Error::Request)?;
+        super::recipe::check_policy(&self.policy)?;
         self.limits.over(api::limits::Limits::default()).check().map_err(Error::Request)?;
         super::recipe::check_imports(&self.imports)
     }

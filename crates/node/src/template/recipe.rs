@@ -145,7 +145,9 @@ impl Recipe {
     /// # Errors
     /// One of its words means nothing.
     pub fn policy(&self) -> Result<Policy, Error> {
-        Policy::of_words(&self.policy).map_err(Error::Request)
+        let policy = Policy::of_words(&self.policy).map_err(Error::Request)?;
+        check_policy(&policy)?;
+        Ok(policy)
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -253,6 +255,18 @@ pub(super) fn debian_word(word: &str) -> bool {
     !word.is_empty()
         && !word.starts_with('-')
         && word.chars().all(|c| c.is_ascii_alphanumeric() || "+-._:=~".contains(c))
+}
+
+/// Refuses a policy that no template can have.
+pub(super) fn check_policy(policy: &Policy) -> Result<(), Error> {
+    policy.check().map_err(Error::Request)?;
+    match policy.secrets.first() {
+        Some(binding) => Err(unsound(
+            format!("the secret {} belongs to a project, and templates are for all", binding.name),
+            "Bind it when a sandbox is made, or with `belljar policy`.",
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Refuses what is not the name of a module.

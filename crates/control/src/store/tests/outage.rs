@@ -207,14 +207,29 @@ async fn a_store_one_step_newer_is_opened_and_one_newer_still_is_refused() {
     place
         .meddle(
             "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
-             VALUES (2, 'later', true, x'00', 0)",
+             VALUES (3, 'later', true, x'00', 0)",
         )
         .await;
     let store = Store::open(&place.path).await.unwrap();
     assert!(matches!(ask(&store, &sandbox("s2"), &Quota::default(), None).await, Ok(Requested::New(_))));
     assert_eq!(store.live().await.unwrap().len(), 2);
-    place.meddle("UPDATE _sqlx_migrations SET version = 3 WHERE version = 2").await;
-    assert!(matches!(Store::open(&place.path).await, Err(Error::Newer { found: 3, known: 1 })));
+    place.meddle("UPDATE _sqlx_migrations SET version = 4 WHERE version = 3").await;
+    assert!(matches!(Store::open(&place.path).await, Err(Error::Newer { found: 4, known: 2 })));
+}
+
+#[tokio::test]
+async fn a_store_of_the_release_before_is_brought_forward_with_all_that_is_in_it() {
+    // L-07
+    let place = Place::new().await;
+    place.ask(&sandbox("s1")).await.unwrap();
+    for statement in
+        ["DROP TABLE secrets", "DROP TABLE authorities", "DELETE FROM _sqlx_migrations WHERE version = 2"]
+    {
+        place.meddle(statement).await;
+    }
+    let store = Store::open(&place.path).await.unwrap();
+    store.put_secret("p", "KEY", b"sealed", 1).await.unwrap();
+    assert_eq!(store.live().await.unwrap().len(), 1);
 }
 
 #[tokio::test]

@@ -1,0 +1,181 @@
+//! `belljar secret`: values that code in sandboxes can use and never sees.
+
+use std::io::{self, IsTerminal as _, Read, Write as _};
+use std::process::ExitCode;
+
+use api::Error;
+use api::secret::{PutSecret, Secret, VALUE_BYTES, check_name};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
+
+use crate::connect::{Connection, answer};
+use crate::{list, platform, show};
+
+/// Keys that mean something on every terminal.
+const INTERRUPT: u8 = 3;
+const END: u8 = 4;
+const BACKSPACE: u8 = 8;
+const KILL: u8 = 21;
+const DELETE: u8 = 127;
+
+/// What to do with secrets.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  belljar secret set API_KEY < key.txt\n  belljar secret list\n  belljar secret remove API_KEY\n\n\
+    A policy says where a secret goes, and nowhere else does it go:\n  \
+    belljar policy s1 --allow api.example.org --allow secret:API_KEY=api.example.org/v1"
+)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Keeps a value under a name. It is read from standard input, or asked for, and cannot be read back.
+    Set {
+        /// The name, which is that of the variable inside: A to Z, 0 to 9 and _.
+        name: String,
+        /// Writes JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Lists the secrets, without their values.
+    List {
+        /// Writes JSON instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Removes secrets: requests that use them are refused from now on.
+    Remove {
+        /// Their names.
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        /// Writes the names as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Does it.
+pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let client = connection.client()?;
+    match arguments.command {
+        Command::Set { name, json } => {
+            check_name(&name)?;
+            let secret = PutSecret { value: value(&name)? };
+            secret.check()?;
+            let kept = answer(&client, client.put_secret(&name, &secret)).await?;
+            if json {
+                show::json(&kept)?;
+            } else {
+                show::note(&format!("set {name}; a policy says where it goes"));
+            }
+        }
+        Command::List { json } => show_secrets(&answer(&client, client.secrets()).await?, json)?,
+        Command::Remove { names, json } => {
+            for name in &names {
+                answer(&client, client.remove_secret(name)).await?;
+            }
+            if json {
+                show::json(&names)?;
+            } else {
+                show::note(&format!("removed {}", names.join(", ")));
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_secrets(secrets: &[Secret], json: bool) -> Result<(), Error> {
+    if json {
+        return show::json(&secrets);
+    }
+    let row = |secret: &Secret| {
+        vec![secret.name.clone(), list::age(secret.created_at_ms), list::age(secret.changed_at_ms)]
+    };
+    show::table(&["name", "age", "changed"], &secrets.iter().map(row).collect::<Vec<_>>())
+}
+
+/// The value, of standard input or of a person, without the end of its last line.
+fn value(name: &str) -> Result<String, Error> {
+    let failed = |error: io::Error| platform(format!("cannot read the value: {error}"));
+    let stdin = io::stdin();
+    let mut bytes = Vec::new();
+    if stdin.is_terminal() {
+        let hidden = Hidden::begin().map_err(failed)?;
+        let mut screen = io::stderr();
+        let _ = write!(screen, "value of {name}: ");
+        let typed = typed(stdin.lock());
+        drop(hidden);
+        let _ = writeln!(screen);
+        bytes = typed
+            .map_err(failed)?
+            .ok_or_else(|| Error::invalid("interrupted: nothing was set", "Set it again."))?;
+    } else {
+        // What is too long is refused for its length, not read to its end.
+        let most = u64::try_from(VALUE_BYTES.end() + 2).unwrap_or(u64::MAX);
+        stdin.take(most).read_to_end(&mut bytes).map_err(failed)?;
+    }
+    // The reason of a failure would quote it.
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Error::invalid("the value is no text", "Give one line of UTF-8."))?;
+    let line = text.strip_suffix('\n').unwrap_or(&text);
+    Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
+}
+
+/// What a person types up to the end of the line; nothing if it was interrupted.
+fn typed(keys: impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    for key in keys.bytes() {
+        match key? {
+            b'\n' | b'\r' | END => break,
+            INTERRUPT => return Ok(None),
+            KILL => line.clear(),
+            BACKSPACE | DELETE => drop(line.pop()),
+            byte if line.len() <= *VALUE_BYTES.end() => line.push(byte),
+            _ => {}
+        }
+    }
+    Ok(Some(line))
+}
+
+/// A terminal that does not show what is typed, until this is dropped. Lines and interrupts are ours meanwhile: the kernel's lines are too
+/// short for some values, and an interrupt would leave the terminal as it is.
+struct Hidden(Termios);
+
+impl Hidden {
+    fn begin() -> io::Result<Self> {
+        let before = tcgetattr(io::stdin())?;
+        let mut without = before.clone();
+        without.local_modes.remove(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG);
+        without.special_codes[SpecialCodeIndex::VMIN] = 1;
+        without.special_codes[SpecialCodeIndex::VTIME] = 0;
+        tcsetattr(io::stdin(), OptionalActions::Flush, &without)?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        let _ = tcsetattr(io::stdin(), OptionalActions::Flush, &self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_typed_ends_with_its_line() {
+        for (keys, line) in [
+            (&b"value\nrest"[..], Some(&b"value"[..])),
+            (b"valux\x7fe\r", Some(b"value")),
+            (b"wrong\x15value\n", Some(b"value")),
+            (b"value\x04", Some(b"value")),
+            (b"val\x03ue\n", None),
+            (b"", Some(b"")),
+        ] {
+            assert_eq!(typed(keys).unwrap().as_deref(), line);
+        }
+    }
+}

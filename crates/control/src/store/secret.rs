@@ -1,0 +1,150 @@
+//! Secrets and authorities, sealed. Every write here is on the disk when it is answered.
+
+use api::secret::{SECRETS_MAX, Secret};
+
+use super::account::refused;
+use super::{Error, Lasting, Store, begin, failed, integer};
+
+impl Store {
+    /// Keeps a sealed value under a name, in the place of the one before.
+    ///
+    /// # Errors
+    /// The project is not known, or has as many as it may; or the store does not answer.
+    pub async fn put_secret(
+        &self,
+        project: &str,
+        name: &str,
+        sealed: &[u8],
+        now_ms: u64,
+    ) -> Result<Secret, Error> {
+        const ACT: &str = "keep a secret";
+        let mut connection = self.connection(Lasting::Machine, ACT).await?;
+        let mut transaction = begin(&mut connection, ACT).await?;
+        let others: i64 = sqlx::query_scalar("SELECT count(*) FROM secrets WHERE project = ? AND name != ?")
+            .bind(project)
+            .bind(name)
+            .fetch_one(&mut *transaction)
+            .await
+            .map_err(failed(ACT))?;
+        if others >= integer(SECRETS_MAX) {
+            return Err(Error::Quota { what: "secrets", most: SECRETS_MAX });
+        }
+        let created_at_ms: i64 = sqlx::query_scalar(
+            "INSERT INTO secrets (project, name, sealed, created_at_ms, changed_at_ms) VALUES (?, ?, ?, ?, ?)
+             ON CONFLICT (project, name) DO UPDATE SET sealed = excluded.sealed, changed_at_ms = excluded.changed_at_ms
+             RETURNING created_at_ms",
+        )
+        .bind(project)
+        .bind(name)
+        .bind(sealed)
+        .bind(integer(now_ms))
+        .bind(integer(now_ms))
+        .fetch_one(&mut *transaction)
+        .await
+        .map_err(|error| refused(error, ACT, project))?;
+        transaction.commit().await.map_err(failed(ACT))?;
+        let created_at_ms = created_at_ms.unsigned_abs();
+        Ok(Secret { name: name.into(), created_at_ms, changed_at_ms: now_ms })
+    }
+
+    /// The secrets of a project, by name, without their values.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn secrets(&self, project: &str) -> Result<Vec<Secret>, Error> {
+        let rows: Vec<(String, i64, i64)> = sqlx::query_as(
+            "SELECT name, created_at_ms, changed_at_ms FROM secrets WHERE project = ? ORDER BY name",
+        )
+        .bind(project)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(failed("list secrets"))?;
+        let secret = |(name, created, changed): (String, i64, i64)| Secret {
+            name,
+            created_at_ms: created.unsigned_abs(),
+            changed_at_ms: changed.unsigned_abs(),
+        };
+        Ok(rows.into_iter().map(secret).collect())
+    }
+
+    /// A sealed value, if there is one.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn sealed_secret(&self, project: &str, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        sqlx::query_scalar("SELECT sealed FROM secrets WHERE project = ? AND name = ?")
+            .bind(project)
+            .bind(name)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(failed("look up a secret"))
+    }
+
+    /// Removes a secret. One that is not there is fine.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn remove_secret(&self, project: &str, name: &str) -> Result<(), Error> {
+        const ACT: &str = "remove a secret";
+        let mut connection = self.connection(Lasting::Machine, ACT).await?;
+        let mut transaction = begin(&mut connection, ACT).await?;
+        sqlx::query("DELETE FROM secrets WHERE project = ? AND name = ?")
+            .bind(project)
+            .bind(name)
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed(ACT))?;
+        transaction.commit().await.map_err(failed(ACT))
+    }
+
+    /// Whether any project has a secret.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn has_secrets(&self) -> Result<bool, Error> {
+        sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM secrets)")
+            .fetch_one(&self.readers)
+            .await
+            .map_err(failed("look for secrets"))
+    }
+
+    /// The certificate of a project's authority, and its sealed key.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn authority(&self, project: &str) -> Result<Option<(String, Vec<u8>)>, Error> {
+        sqlx::query_as("SELECT certificate, sealed FROM authorities WHERE project = ?")
+            .bind(project)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(failed("look up an authority"))
+    }
+
+    /// Keeps the authority of a project, in the place of the one before.
+    ///
+    /// # Errors
+    /// The project is not known, or the store does not answer.
+    pub async fn put_authority(
+        &self,
+        project: &str,
+        (certificate, sealed): (&str, &[u8]),
+        now_ms: u64,
+    ) -> Result<(), Error> {
+        const ACT: &str = "keep an authority";
+        let mut connection = self.connection(Lasting::Machine, ACT).await?;
+        let mut transaction = begin(&mut connection, ACT).await?;
+        sqlx::query(
+            "INSERT INTO authorities (project, certificate, sealed, created_at_ms) VALUES (?, ?, ?, ?)
+             ON CONFLICT (project) DO UPDATE SET certificate = excluded.certificate, sealed = excluded.sealed,
+             created_at_ms = excluded.created_at_ms",
+        )
+        .bind(project)
+        .bind(certificate)
+        .bind(sealed)
+        .bind(integer(now_ms))
+        .execute(&mut *transaction)
+        .await
+        .map_err(|error| refused(error, ACT, project))?;
+        transaction.commit().await.map_err(failed(ACT))
+    }
+}

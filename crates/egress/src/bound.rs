@@ -1,0 +1,480 @@
+//! Hosts to which secrets are bound: TLS ends here and begins anew, and each request is read.
+//!
+//! ```text
+//! program ──TLS: the project's authority──▶ request ─▶ decide ─▶ placeholder becomes value ──TLS: the host's own──▶ host
+//!         ◀── values taken out ([`crate::scrub`]) ◀──────────────────────────────────────────────────────── answer
+//! ```
+//!
+//! No other host is looked into. A value goes out in the bound header of a request whose path is below the bound one, over TLS to the
+//! host whose certificate this machine believes, and nowhere else: not in bodies, not after a redirect, which is the program's to follow.
+//! What could hide an echo is not let through: packed answers, parts of answers, other protocols.
+
+use std::convert::Infallible;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use api::host::Host;
+use api::secret::SecretBinding;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper::ext::ReasonPhrase;
+use hyper::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, Entry, HOST, HeaderMap, HeaderName,
+    HeaderValue, IF_RANGE, RANGE, UPGRADE,
+};
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use rustls::server::Acceptor;
+use rustls::{ClientConfig, ServerConfig};
+use rustls_platform_verifier::BuilderVerifierExt as _;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::{LazyConfigAcceptor, TlsConnector};
+
+use crate::flow::Flow;
+use crate::http::{self, Body};
+use crate::party::Asked;
+use crate::scrub::{Scrubbed, Scrubber};
+use crate::secret::SecretValue;
+use crate::{Refusal, RefusalKind, Visit};
+
+/// A program that was told of its tunnel begins TLS at once, and a host ends its part of the greeting.
+const GREETED_WITHIN: Duration = Duration::from_secs(15);
+/// What values may add to the head of a request: a placeholder can stand in it a thousand times.
+const ADDED_BYTES_MAX: usize = 32 << 10;
+/// How a user and a password are sent.
+const BASIC: &str = "basic ";
+
+/// Speaks TLS to hosts, with the certificates of this machine.
+#[derive(Default)]
+pub struct Outward {
+    config: OnceLock<Option<Arc<ClientConfig>>>,
+}
+
+/// A secret that is bound here, and its value if it is set.
+struct Bound {
+    binding: SecretBinding,
+    placeholder: String,
+    value: Option<SecretValue>,
+}
+
+impl Outward {
+    async fn greet(&self, host: &str, flow: Flow) -> Result<TlsStream<Flow>, Refusal> {
+        let failed = |why: String| Refusal::unreachable(format!("{host} cannot be trusted: {why}"));
+        let config = self.config.get_or_init(client).clone();
+        let config =
+            config.ok_or_else(|| failed("this machine has no certificates to compare with".into()))?;
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| failed(error.to_string()))?;
+        let greeting = TlsConnector::from(config).connect(name, flow);
+        match tokio::time::timeout(GREETED_WITHIN, greeting).await {
+            Ok(greeted) => greeted.map_err(|error| failed(error.to_string())),
+            Err(_) => Err(failed(format!("no greeting within {GREETED_WITHIN:?}"))),
+        }
+    }
+}
+
+fn client() -> Option<Arc<ClientConfig>> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().ok()?;
+    let mut config = config.with_platform_verifier().ok()?.with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Some(Arc::new(config))
+}
+
+/// How TLS is spoken in the place of the host of a tunnel.
+pub async fn in_place_of(visit: &Visit, asked: &Asked) -> Result<Arc<ServerConfig>, Refusal> {
+    let failed = |why: String| {
+        let why = format!("{} has a secret bound to it, and {why}", asked.authority());
+        visit.party.tell(asked, Err(&why));
+        Refusal::unreachable(why)
+    };
+    let Some(keyring) = visit.party.keyring() else { return Err(failed("there are none here".into())) };
+    let authority = keyring.authority().await.map_err(|error| failed(error.message))?;
+    authority.in_place_of(&asked.host.to_string()).map_err(|error| failed(error.to_string()))
+}
+
+/// Serves a tunnel to such a host.
+pub async fn serve<S>(stream: S, asked: Asked, config: Arc<ServerConfig>, visit: Visit)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let greeted = tokio::time::timeout(GREETED_WITHIN, greet(stream, &asked.host, config)).await;
+    let stream = match greeted {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(why)) => return visit.party.tell(&asked, Err(&why)),
+        Err(_) => return,
+    };
+    let service = service_fn(|request| async {
+        let answered = visit.answer_bound(request, &asked).await;
+        let mut response = answered.unwrap_or_else(Refusal::response);
+        if visit.party.policy().borrow().bound(&asked.host, asked.port).next().is_none() {
+            // The next connection is not looked into any more.
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok::<_, Infallible>(response)
+    });
+    let _ = http::server().serve_connection(TokioIo::new(stream), service).await;
+}
+
+/// The program's TLS, which has to ask for the host of the tunnel.
+async fn greet<S>(
+    stream: S,
+    host: &Host,
+    config: Arc<ServerConfig>,
+) -> Result<tokio_rustls::server::TlsStream<S>, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let begun = LazyConfigAcceptor::new(Acceptor::default(), stream).await;
+    let begun = begun.map_err(|_| "only TLS is expected where a secret is bound".to_owned())?;
+    match begun.client_hello().server_name().map(Host::parse) {
+        Some(Ok(asked)) if asked == *host => {}
+        Some(Ok(other)) => return Err(format!("the TLS connection asks for {other} instead")),
+        Some(Err(_)) | None => return Err("the TLS connection names no host".into()),
+    }
+    // Most often a program that does not look where it is told whom to trust.
+    begun.into_stream(config).await.map_err(|error| format!("the program inside broke TLS off: {error}"))
+}
+
+impl Visit {
+    /// One request to such a host.
+    async fn answer_bound(
+        &self,
+        mut request: Request<Incoming>,
+        tunnel: &Asked,
+    ) -> Result<Response<Body>, Refusal> {
+        self.party.pace()?;
+        let mut asked = http::inside(&request, &tunnel.host, tunnel.port).inspect_err(|refusal| {
+            self.party.tell_wrong(&tunnel.authority(), &refusal.why);
+        })?;
+        let readied = self.ready(&mut request, &asked).await;
+        let (bound, used) = readied.inspect_err(|refusal| self.party.tell(&asked, Err(&refusal.why)))?;
+        asked.secrets = used;
+        let flow = self.reach(asked.clone()).await?;
+        if !flow.allowed.bound {
+            return Err(changed(tunnel));
+        }
+        let host = tunnel.host.to_string();
+        let greeted = self.broker.outward.greet(&host, flow).await;
+        let stream = greeted.inspect_err(|refusal| self.party.tell(&asked, Err(&refusal.why)))?;
+        let response = http::send(request, stream, &tunnel.authority()).await?;
+        let scrubber = Scrubber::new(bound.iter().filter_map(|one| one.value.as_ref()));
+        let answered = clean(response, scrubber, &host);
+        answered.inspect_err(|refusal| self.party.tell(&asked, Err(&refusal.why)))
+    }
+
+    /// Makes a request what the host gets: with values, and without what concerns only this connection. Says which secrets are bound
+    /// here, and which of them it uses.
+    async fn ready(
+        &self,
+        request: &mut Request<Incoming>,
+        asked: &Asked,
+    ) -> Result<(Vec<Bound>, Vec<String>), Refusal> {
+        if request.headers().contains_key(UPGRADE) {
+            return Err(denied(format!(
+                "{} has a secret bound to it: WebSockets and other upgrades are not let through there",
+                asked.authority()
+            )));
+        }
+        let bound = self.bound(asked).await?;
+        let path = request.uri().path().to_owned();
+        let target = request.uri().path_and_query().cloned();
+        *request.uri_mut() = target.map_or_else(Uri::default, Uri::from);
+        let headers = request.headers_mut();
+        http::remove_hop(headers);
+        // A value that is packed, or comes in parts, would not be found in the answer.
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        headers.remove(RANGE);
+        headers.remove(IF_RANGE);
+        let authority = match asked.port {
+            443 => asked.host.to_string(),
+            _ => asked.authority(),
+        };
+        if let Ok(host) = HeaderValue::from_str(&authority) {
+            headers.insert(HOST, host);
+        }
+        let used = put_in(headers, &path, &bound)?;
+        Ok((bound, used))
+    }
+
+    /// The secrets that are bound to a place now.
+    async fn bound(&self, asked: &Asked) -> Result<Vec<Bound>, Refusal> {
+        let policy = self.party.policy();
+        let bindings: Vec<_> = policy.borrow().bound(&asked.host, asked.port).cloned().collect();
+        let Some(keyring) = self.party.keyring().filter(|_| !bindings.is_empty()) else {
+            return Err(changed(asked));
+        };
+        let mut bound = Vec::new();
+        for binding in bindings {
+            let value = keyring.secret(&binding.name).await.map_err(|error| {
+                Refusal::unreachable(format!("the secret {} cannot be had: {}", binding.name, error.message))
+            })?;
+            bound.push(Bound { placeholder: keyring.placeholder(&binding.name), binding, value });
+        }
+        Ok(bound)
+    }
+}
+
+/// Puts values into headers, where their placeholders are and they may go. Says which.
+fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<String>, Refusal> {
+    let mut used = Vec::new();
+    let mut room = ADDED_BYTES_MAX;
+    for Bound { binding, placeholder, value } in bound {
+        let Ok(name) = binding.header.parse::<HeaderName>() else { continue };
+        let basic = name == AUTHORIZATION;
+        let Entry::Occupied(mut there) = headers.entry(name) else { continue };
+        for header in there.iter_mut() {
+            let Some(place) = Place::find(header, placeholder, basic) else { continue };
+            if binding.path != "/" && !is_canonical(path) {
+                return Err(denied(format!(
+                    "the secret {} is bound to {}, and the path of the request can be read in two ways",
+                    binding.name, binding.path
+                )));
+            }
+            if !is_below(path, &binding.path) {
+                continue;
+            }
+            let value = value
+                .as_ref()
+                .ok_or_else(|| denied(format!("the secret {} is not set any more", binding.name)))?;
+            let added = place.count(placeholder).saturating_mul(value.expose().len());
+            room = room.checked_sub(added).ok_or_else(|| {
+                denied(format!("the secret {} stands in the request too often", binding.name))
+            })?;
+            let mut with = place
+                .put(placeholder, value)
+                .map_err(|_| denied(format!("the secret {} makes no header", binding.name)))?;
+            with.set_sensitive(true);
+            *header = with;
+            if !used.contains(&binding.name) {
+                used.push(binding.name.clone());
+            }
+        }
+    }
+    Ok(used)
+}
+
+/// A header in which there is a placeholder.
+enum Place {
+    /// As it is.
+    Plain(Vec<u8>),
+    /// In the user and the password, which are sent as base64.
+    Basic(Vec<u8>),
+}
+
+impl Place {
+    fn find(header: &HeaderValue, placeholder: &str, basic: bool) -> Option<Self> {
+        let bytes = header.as_bytes();
+        if contains(bytes, placeholder) {
+            return Some(Self::Plain(bytes.to_vec()));
+        }
+        let (scheme, rest) = bytes.split_at_checked(BASIC.len()).filter(|_| basic)?;
+        let login =
+            scheme.eq_ignore_ascii_case(BASIC.as_bytes()).then(|| STANDARD.decode(rest.trim_ascii()))?;
+        login.ok().filter(|login| contains(login, placeholder)).map(Self::Basic)
+    }
+
+    fn count(&self, placeholder: &str) -> usize {
+        let (Self::Plain(bytes) | Self::Basic(bytes)) = self;
+        bytes.windows(placeholder.len()).filter(|window| *window == placeholder.as_bytes()).count()
+    }
+
+    fn put(
+        self,
+        placeholder: &str,
+        value: &SecretValue,
+    ) -> Result<HeaderValue, hyper::header::InvalidHeaderValue> {
+        match self {
+            Self::Plain(bytes) => HeaderValue::from_bytes(&replaced(&bytes, placeholder, value)),
+            Self::Basic(login) => {
+                let login = STANDARD.encode(replaced(&login, placeholder, value));
+                HeaderValue::from_bytes(format!("Basic {login}").as_bytes())
+            }
+        }
+    }
+}
+
+fn contains(bytes: &[u8], placeholder: &str) -> bool {
+    bytes.windows(placeholder.len()).any(|window| window == placeholder.as_bytes())
+}
+
+fn replaced(mut bytes: &[u8], placeholder: &str, value: &SecretValue) -> Vec<u8> {
+    let mut with = Vec::with_capacity(bytes.len());
+    while let Some((first, rest)) = bytes.split_first() {
+        match bytes.strip_prefix(placeholder.as_bytes()) {
+            Some(after) => {
+                with.extend_from_slice(value.expose().as_bytes());
+                bytes = after;
+            }
+            None => {
+                with.push(*first);
+                bytes = rest;
+            }
+        }
+    }
+    with
+}
+
+/// Whether a path is another one or below it.
+fn is_below(path: &str, above: &str) -> bool {
+    path.strip_prefix(above)
+        .is_some_and(|rest| rest.is_empty() || above.ends_with('/') || rest.starts_with('/'))
+}
+
+/// Whether every server understands the same path: no steps, and nothing encoded that would be part of one.
+fn is_canonical(path: &str) -> bool {
+    let mut rest = path.bytes();
+    while let Some(byte) = rest.next() {
+        let sound = match byte {
+            b'%' => {
+                let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
+                let decoded = digit(rest.next()).zip(digit(rest.next())).map(|(high, low)| high * 16 + low);
+                let decoded = decoded.and_then(|byte| u8::try_from(byte).ok());
+                decoded.is_some_and(|byte| !byte.is_ascii_control() && !b"./\\%;?#".contains(&byte))
+            }
+            _ => byte.is_ascii_graphic() && !b"\\;?#".contains(&byte),
+        };
+        if !sound {
+            return false;
+        }
+    }
+    !path.contains("//") && !path.split('/').any(|part| part == "." || part == "..")
+}
+
+/// The answer of a host without the values that are bound to it.
+fn clean(response: Response<Incoming>, scrubber: Scrubber, host: &str) -> Result<Response<Body>, Refusal> {
+    let (mut head, body) = response.into_parts();
+    let refused = |why: &str| Refusal::unreachable(format!("{host} has a secret bound to it and {why}"));
+    if head.status == StatusCode::SWITCHING_PROTOCOLS || head.status == StatusCode::PARTIAL_CONTENT {
+        return Err(refused("answered with another protocol, or with a part, which was not asked for"));
+    }
+    let packed = head.headers.get_all(CONTENT_ENCODING).iter().any(|value| value != "identity");
+    if packed {
+        return Err(refused("packed its answer, in which nothing can be looked for"));
+    }
+    head.extensions.remove::<ReasonPhrase>();
+    http::remove_hop(&mut head.headers);
+    let mut headers = HeaderMap::with_capacity(head.headers.len());
+    for (name, value) in &head.headers {
+        if scrubber.finds(name.as_str().as_bytes()) {
+            continue;
+        }
+        if let Ok(value) = HeaderValue::from_bytes(&scrubber.whole(value.as_bytes())) {
+            headers.append(name, value);
+        }
+    }
+    head.headers = headers;
+    Ok(Response::from_parts(head, Scrubbed::new(body, scrubber).map_err(Into::into).boxed_unsync()))
+}
+
+fn denied(why: String) -> Refusal {
+    Refusal { kind: RefusalKind::Denied, why }
+}
+
+fn changed(asked: &Asked) -> Refusal {
+    denied(format!("the policy was changed: connect to {} again", asked.authority()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACEHOLDER: &str = "belljar-secret-KEY-0011";
+
+    fn bound(word: &str, value: Option<&str>) -> Bound {
+        let value = value.map(|value| SecretValue::new(value.into()));
+        Bound { binding: word.parse().unwrap(), placeholder: PLACEHOLDER.into(), value }
+    }
+
+    fn sent(word: &str, path: &str, (name, text): (&'static str, &str)) -> Result<String, String> {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, HeaderValue::from_str(text).unwrap());
+        put_in(&mut headers, path, &[bound(word, Some("real-value"))]).map_err(|refusal| refusal.why)?;
+        Ok(String::from_utf8_lossy(headers[name].as_bytes()).into_owned())
+    }
+
+    #[test]
+    fn a_value_goes_into_its_header_below_its_path_and_nowhere_else() {
+        // S-02
+        let bearer = format!("Bearer {PLACEHOLDER}");
+        let whole = "secret:KEY=a.org";
+        assert_eq!(sent(whole, "/x%2f..//y", ("authorization", &bearer)).unwrap(), "Bearer real-value");
+        assert_eq!(sent(whole, "/", ("x-api-key", &bearer)).unwrap(), bearer);
+        assert_eq!(
+            sent("secret:KEY@x-api-key=a.org", "/", ("x-api-key", PLACEHOLDER)).unwrap(),
+            "real-value"
+        );
+        let below = "secret:KEY=a.org/v1";
+        for path in ["/v1", "/v1/", "/v1/a%20b", "/v1/a:b,c"] {
+            assert_eq!(sent(below, path, ("authorization", &bearer)).unwrap(), "Bearer real-value", "{path}");
+        }
+        for path in ["/", "/v10", "/v2/v1", "/V1", "/x/v1"] {
+            assert_eq!(sent(below, path, ("authorization", &bearer)).unwrap(), bearer, "{path}");
+        }
+        for path in [
+            "/v1/../v2",
+            "/v1/%2e%2e/v2",
+            "/v1/.%2E/x",
+            "/v1/..%2fv2",
+            "/v1%2f..%2fv2",
+            "/v1//x",
+            "/v1/\\..\\x",
+            "/v1/..;/x",
+            "/v1/%252e%252e/x",
+            "/v1/%zz",
+            "/v1/%",
+            "/v1/.",
+            "/v1/%5c..",
+        ] {
+            assert!(sent(below, path, ("authorization", &bearer)).is_err(), "{path}");
+            // Without a placeholder it is none of our business.
+            assert_eq!(sent(below, path, ("authorization", "Bearer x")).unwrap(), "Bearer x", "{path}");
+        }
+    }
+
+    #[test]
+    fn a_user_and_a_password_are_looked_into() {
+        let login = format!("bAsIc {}", STANDARD.encode(format!("user:{PLACEHOLDER}")));
+        let with = sent("secret:KEY=a.org", "/", ("authorization", &login)).unwrap();
+        assert_eq!(with, format!("Basic {}", STANDARD.encode("user:real-value")));
+        let other = sent("secret:KEY@x-login=a.org", "/", ("x-login", &login)).unwrap();
+        assert_eq!(other, login);
+    }
+
+    #[test]
+    fn a_secret_that_was_removed_is_refused_by_name_where_it_is_used() {
+        let gone = [bound("secret:KEY=a.org", None)];
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer x"));
+        assert!(put_in(&mut headers, "/", &gone).unwrap().is_empty());
+        headers.insert(AUTHORIZATION, HeaderValue::from_static(PLACEHOLDER));
+        let refusal = put_in(&mut headers, "/", &gone).unwrap_err();
+        assert_eq!(refusal.why, "the secret KEY is not set any more");
+    }
+
+    #[test]
+    fn many_placeholders_make_no_large_request() {
+        let large = "x".repeat(8 << 10);
+        let often = [PLACEHOLDER; 4].join(" ");
+        for (text, fits) in [(often.clone(), true), (format!("{often} {PLACEHOLDER}"), false)] {
+            let mut headers = HeaderMap::new();
+            headers.insert(AUTHORIZATION, HeaderValue::from_str(&text).unwrap());
+            assert_eq!(put_in(&mut headers, "/", &[bound("secret:KEY=a.org", Some(&large))]).is_ok(), fits);
+        }
+    }
+
+    #[test]
+    fn what_was_put_in_is_not_shown() {
+        // S-06
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, HeaderValue::from_static(PLACEHOLDER));
+        let used = put_in(&mut headers, "/", &[bound("secret:KEY=a.org", Some("real-value"))]).unwrap();
+        assert_eq!(used, ["KEY"]);
+        assert_eq!(headers[AUTHORIZATION], "real-value");
+        assert!(!format!("{headers:?}").contains("real-value"), "{headers:?}");
+    }
+}

@@ -1,0 +1,314 @@
+//! Takes values of secrets out of what a host answers: an echo must not tell what the request was given on its way.
+//!
+//! A value is found as it is, and in the forms in which servers write what they were sent: base64, percent signs, JSON. It is replaced
+//! byte by byte, so that lengths stay.
+//!
+//! The last bytes of what has come are withheld until more comes or the answer ends: as many as the longest form has, less one. So a
+//! value that comes in two pieces is found too. How many are withheld does not depend on what they are: if only what looks like the
+//! beginning of a value were, whoever can have a host say something would learn the value letter by letter, by what comes late.
+
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use bytes::{Bytes, BytesMut};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+
+use crate::secret::SecretValue;
+
+/// Stands in the place of each byte.
+const MASK: u8 = b'*';
+/// Digits of numbers in percent signs, in both ways of writing them.
+const DIGITS: [&[u8; 16]; 2] = [b"0123456789ABCDEF", b"0123456789abcdef"];
+
+/// Takes values out of a stream of bytes.
+pub struct Scrubber {
+    forms: Arc<Forms>,
+    held: BytesMut,
+    /// How many of the first bytes that are held belong to something that was found.
+    found: usize,
+}
+
+/// What is looked for.
+struct Forms {
+    /// In order, so that those that begin alike stand together.
+    all: Vec<Vec<u8>>,
+    /// Those that begin with a byte.
+    by_first: Vec<Range<usize>>,
+    longest: usize,
+}
+
+/// A body without them. Trailers are left out.
+pub struct Scrubbed {
+    body: Incoming,
+    scrubber: Scrubber,
+    ended: bool,
+}
+
+impl Scrubber {
+    /// One that takes out these values.
+    pub fn new<'a>(values: impl IntoIterator<Item = &'a SecretValue>) -> Self {
+        let mut all: Vec<Vec<u8>> = values.into_iter().flat_map(|value| forms(value.expose())).collect();
+        all.sort();
+        all.dedup();
+        let before =
+            |byte: usize| all.partition_point(|form| form.first().copied().map_or(0, usize::from) < byte);
+        let by_first = (0..256).map(|byte| before(byte)..before(byte + 1)).collect();
+        let longest = all.iter().map(Vec::len).max().unwrap_or(0);
+        Self::of(Arc::new(Forms { all, by_first, longest }), BytesMut::new())
+    }
+
+    /// Takes more bytes, and gives those of which it is clear what they are.
+    pub fn push(&mut self, bytes: &[u8]) -> Bytes {
+        self.held.extend_from_slice(bytes);
+        self.clear(self.forms.longest.saturating_sub(1))
+    }
+
+    /// Gives what is left: nothing more comes.
+    pub fn finish(&mut self) -> Bytes {
+        self.clear(0)
+    }
+
+    /// A text that is there as a whole.
+    pub fn whole(&self, bytes: &[u8]) -> Bytes {
+        Self::of(Arc::clone(&self.forms), BytesMut::from(bytes)).finish()
+    }
+
+    /// Whether there is something in a text.
+    pub fn finds(&self, bytes: &[u8]) -> bool {
+        self.whole(bytes) != bytes
+    }
+
+    fn of(forms: Arc<Forms>, held: BytesMut) -> Self {
+        Self { forms, held, found: 0 }
+    }
+
+    /// Gives all but the last bytes.
+    fn clear(&mut self, withheld: usize) -> Bytes {
+        let end = self.held.len().saturating_sub(withheld);
+        for at in 0..end {
+            let rest = self.held.get(at..).unwrap_or_default();
+            // Those that lie over each other are all found: of none a part is left over.
+            if let Some(long) = self.forms.at_the_beginning_of(rest) {
+                self.found = self.found.max(at + long);
+            }
+            if at < self.found
+                && let Some(byte) = self.held.get_mut(at)
+            {
+                *byte = MASK;
+            }
+        }
+        self.found = self.found.saturating_sub(end);
+        self.held.split_to(end).freeze()
+    }
+}
+
+impl Forms {
+    /// The length of the longest with which a text begins.
+    fn at_the_beginning_of(&self, text: &[u8]) -> Option<usize> {
+        let same = self.by_first.get(usize::from(*text.first()?))?;
+        let same = self.all.get(same.clone())?;
+        same.iter().filter(|form| text.starts_with(form)).map(Vec::len).max()
+    }
+}
+
+impl Scrubbed {
+    /// A body without what the scrubber finds.
+    pub fn new(body: Incoming, scrubber: Scrubber) -> Self {
+        Self { body, scrubber, ended: false }
+    }
+}
+
+impl Body for Scrubbed {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        while !self.ended {
+            let clear = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(bytes) => self.scrubber.push(&bytes),
+                    Err(_) => continue,
+                },
+                Some(Err(error)) => {
+                    // What is withheld stays so: it may be the beginning of a value.
+                    self.ended = true;
+                    return Poll::Ready(Some(Err(error)));
+                }
+                None => {
+                    self.ended = true;
+                    self.scrubber.finish()
+                }
+            };
+            if !clear.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(clear))));
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended || (self.body.is_end_stream() && self.scrubber.held.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let held = self.scrubber.held.len() as u64;
+        let inner = self.body.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(inner.lower() + held);
+        if let Some(upper) = inner.upper() {
+            hint.set_upper(upper + held);
+        }
+        hint
+    }
+}
+
+/// A value in all the forms that are looked for.
+fn forms(value: &str) -> Vec<Vec<u8>> {
+    let mut forms = vec![value.as_bytes().to_vec()];
+    for digits in DIGITS {
+        forms.push(percent(value, digits, b"%20"));
+        forms.push(percent(value, digits, b"+"));
+    }
+    if let Ok(json) = serde_json::to_string(value) {
+        for json in [json.replace('/', "\\/"), json] {
+            forms.extend(json.as_bytes().get(1..json.len() - 1).map(<[u8]>::to_vec));
+        }
+    }
+    // In base64 a value looks in three ways, by how many bytes come before it; what it shares a character with is not its own.
+    for before in 0..3_usize {
+        let bytes = [&vec![0; before], value.as_bytes()].concat();
+        let own = (before * 8).div_ceil(6)..bytes.len() * 8 / 6;
+        for text in [STANDARD_NO_PAD.encode(&bytes), URL_SAFE_NO_PAD.encode(&bytes)] {
+            forms.extend(text.as_bytes().get(own.clone()).map(<[u8]>::to_vec));
+        }
+    }
+    forms.retain(|form| form.len() >= value.len().min(8));
+    forms
+}
+
+fn percent(value: &str, digits: &[u8; 16], space: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(value.len() * 3);
+    for byte in value.bytes() {
+        let digit = |at: u8| digits.get(usize::from(at)).copied().unwrap_or_default();
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => text.push(byte),
+            b' ' => text.extend_from_slice(space),
+            _ => text.extend([b'%', digit(byte >> 4), digit(byte & 15)]),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base64::engine::general_purpose::STANDARD;
+    use proptest::prelude::*;
+
+    fn scrubber(values: &[&str]) -> Scrubber {
+        let values: Vec<_> = values.iter().map(|value| SecretValue::new((*value).to_owned())).collect();
+        Scrubber::new(&values)
+    }
+
+    fn in_pieces(values: &[&str], bytes: &[u8], cuts: &[usize]) -> Vec<u8> {
+        let mut scrubber = scrubber(values);
+        let (mut clear, mut from) = (Vec::new(), 0);
+        for cut in cuts.iter().map(|cut| (*cut).min(bytes.len())) {
+            let piece = bytes.get(from..cut).unwrap_or_default();
+            clear.extend_from_slice(&scrubber.push(piece));
+            from = from.max(cut);
+        }
+        clear.extend_from_slice(&scrubber.push(&bytes[from..]));
+        clear.extend_from_slice(&scrubber.finish());
+        clear
+    }
+
+    #[test]
+    fn a_value_is_taken_out_in_every_form_and_lengths_stay() {
+        // S-02
+        let value = "s3cr3t /+\"ä\"-canary";
+        let scrubber = scrubber(&[value]);
+        for text in [
+            value.to_owned(),
+            format!("x{value}{value}y"),
+            "s3cr3t%20%2F%2B%22%C3%A4%22-canary".into(),
+            "s3cr3t+%2f%2b%22%c3%a4%22-canary".into(),
+            serde_json::to_string(value).unwrap(),
+            serde_json::to_string(value).unwrap().replace('/', "\\/"),
+        ] {
+            let clear = scrubber.whole(text.as_bytes());
+            assert_eq!(clear.len(), text.len());
+            let clear = String::from_utf8_lossy(&clear).into_owned();
+            assert!(!clear.contains("canary") && !clear.contains("s3cr3t"), "{text}: {clear}");
+        }
+        for before in ["", "u", "us", "user:", "x-token:"] {
+            let text = STANDARD.encode(format!("{before}{value}"));
+            let clear = scrubber.whole(text.as_bytes());
+            let known = STANDARD.encode(before);
+            let left = clear.iter().filter(|byte| **byte != MASK && **byte != b'=').count();
+            assert!(clear.len() == text.len() && left <= known.trim_end_matches('=').len() + 2, "{clear:?}");
+        }
+        assert!(!scrubber.finds(b"s3cr3t /+"));
+        assert_eq!(&scrubber.whole(b"s3cr3t /+")[..], b"s3cr3t /+");
+    }
+
+    #[test]
+    fn what_lies_over_another_is_taken_out_with_it() {
+        let scrubber = scrubber(&["abababab", "ababababXY"]);
+        assert_eq!(&scrubber.whole(b"-ababababab-")[..], b"-**********-");
+        assert_eq!(&scrubber.whole(b"-ababababXY-")[..], b"-**********-");
+        assert_eq!(&in_pieces(&["abababab", "ababababXY"], b"-ababababX-", &[5, 9])[..], b"-********X-");
+    }
+
+    #[test]
+    fn what_may_be_a_part_of_a_value_is_withheld_until_more_comes() {
+        // S-02: OpenShell's split marker.
+        let mut scrubber = scrubber(&["0123456789"]);
+        let late = scrubber.forms.longest - 1;
+        let mut clear = scrubber.push(b"ab01234").to_vec();
+        clear.extend(scrubber.push(b"56789z"));
+        assert!(!clear.contains(&b'0'), "{clear:?}");
+        clear.extend(scrubber.push(&vec![b'.'; late]));
+        assert_eq!(&clear[..], b"ab**********z");
+        clear.extend(scrubber.push(b"01234"));
+        clear.extend(scrubber.finish());
+        assert!(clear.ends_with(b".01234"), "{clear:?}");
+    }
+
+    #[test]
+    fn nothing_without_a_value_to_look_for_is_late() {
+        let mut none = scrubber(&[]);
+        assert_eq!((&none.push(b"abc")[..], &none.finish()[..]), (&b"abc"[..], &b""[..]));
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_do_not_matter(
+            words in proptest::collection::vec("(abab|ba|canary-a|canary-abab|b|%61|YWJ)", 0..30),
+            mut cuts in proptest::collection::vec(0_usize..120, 0..12),
+        ) {
+            let values = ["canary-abab", "abababab"];
+            let bytes = words.concat().into_bytes();
+            cuts.sort_unstable();
+            let clear = in_pieces(&values, &bytes, &cuts);
+            prop_assert_eq!(&clear[..], &scrubber(&values).whole(&bytes)[..]);
+            prop_assert_eq!(clear.len(), bytes.len());
+            // What is late does not depend on what it is, or it would tell.
+            let other = vec![b'-'; bytes.len()];
+            let (mut one, mut two) = (scrubber(&values), scrubber(&values));
+            for cut in cuts.iter().map(|cut| (*cut).min(bytes.len())) {
+                prop_assert_eq!(one.push(&bytes[..cut]).len(), two.push(&other[..cut]).len());
+            }
+            for value in values {
+                prop_assert!(!clear.windows(value.len()).any(|window| window == value.as_bytes()));
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Secrets as this machine knows them: names in policies, placeholders in variables. Their values are with whoever keeps them, who is
+//! asked by the broker when a request goes out, and nothing of them is ever written down here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::exec::ExecSpec;
+use api::host::Host;
+use api::policy::Policy;
+use api::secret::{TRUST_FILE, TRUST_VARIABLES};
+use api::{ErrorCode, Layer, Ran, Retry, SandboxId};
+use async_trait::async_trait;
+use bytes::Bytes;
+pub use egress::authority::{Authority, Error as AuthorityError};
+pub use egress::secret::{Keyring, SecretValue, Vault, placeholder};
+use hyper::Method;
+use tokio::sync::watch;
+
+use crate::entry::Entry;
+use crate::error::Error;
+use crate::exec::ANSWER_WITHIN;
+use crate::link::Ask;
+use crate::live::Node;
+use crate::sandbox::Sandbox;
+
+/// From the moment that sandboxes of a server before this one are taken over to the moment that the store is open: the longest that
+/// a server waits for its store.
+const THERE_WITHIN: Duration = Duration::from_secs(15);
+
+/// A vault that comes later: whoever asks before it is there waits a little.
+#[derive(Default)]
+pub(crate) struct LateVault {
+    vault: watch::Sender<Option<Arc<dyn Vault>>>,
+}
+
+impl LateVault {
+    async fn there(&self) -> Result<Arc<dyn Vault>, api::Error> {
+        let mut seen = self.vault.subscribe();
+        let there = tokio::time::timeout(THERE_WITHIN, seen.wait_for(Option::is_some)).await;
+        there.ok().and_then(Result::ok).and_then(|vault| vault.clone()).ok_or_else(|| api::Error {
+            code: ErrorCode::StoreUnavailable,
+            message: "nobody keeps secrets here".into(),
+            layer: Layer::Platform,
+            ran: Ran::No,
+            retry: Retry::Safe,
+            fix: "Ask again when the server has started.".into(),
+        })
+    }
+}
+
+#[async_trait]
+impl Vault for LateVault {
+    async fn secret(&self, project: &str, name: &str) -> Result<Option<SecretValue>, api::Error> {
+        self.there().await?.secret(project, name).await
+    }
+
+    async fn authority(&self, project: &str) -> Result<Arc<Authority>, api::Error> {
+        self.there().await?.authority(project).await
+    }
+}
+
+impl Node {
+    /// Says who keeps the secrets of projects.
+    pub fn keep_secrets_in(&self, vault: Arc<dyn Vault>) {
+        self.shared.vault.vault.send_replace(Some(vault));
+    }
+
+    /// Refuses a policy whose secrets could not be used: one that is not set, or whose host no rule allows.
+    ///
+    /// # Errors
+    /// The first of them, by name; or whoever keeps them does not answer.
+    pub async fn vouch(&self, project: &str, policy: &Policy) -> Result<(), Error> {
+        for binding in &policy.secrets {
+            let host = Host::parse(&binding.host).map_err(Error::Request)?;
+            if egress::decide(policy, &host, binding.port, &egress::Ask::Tunnel).is_err() {
+                return Err(Error::Request(api::Error::invalid(
+                    format!(
+                        "the secret {} is bound to {}, which no rule of the policy allows",
+                        binding.name,
+                        host.authority(binding.port)
+                    ),
+                    format!(
+                        "Allow the host too: --allow {}.",
+                        host.authority(binding.port).trim_end_matches(":443")
+                    ),
+                )));
+            }
+            let value = self.shared.vault.secret(project, &binding.name).await.map_err(Error::Request)?;
+            if value.is_none() {
+                return Err(Error::Request(api::Error::invalid(
+                    format!("project {project} has no secret {}", binding.name),
+                    format!("Set it first: belljar secret set {}.", binding.name),
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Entry {
+    /// Sees to it that programs inside can trust the authority of their project.
+    pub(crate) async fn trust(&self, sandbox: &Sandbox) -> Result<(), Error> {
+        let authority = self.vault().authority(&self.shown().project).await.map_err(Error::Request)?;
+        let certificate = authority.certificate();
+        if self.trusts(certificate) {
+            return Ok(());
+        }
+        let body = Bytes::copy_from_slice(certificate.as_bytes());
+        let ask = Ask { method: Method::PUT, path: "/authority".into(), body };
+        sandbox.link().call::<()>(&ask, ANSWER_WITHIN).await?;
+        self.now_trusts(certificate);
+        Ok(())
+    }
+}
+
+/// An exec whose programs have placeholders for the secrets that are bound, and know whom to trust for their hosts, unless it says
+/// otherwise.
+#[must_use]
+pub(crate) fn pointed(policy: &Policy, sandbox: &SandboxId, mut spec: ExecSpec) -> ExecSpec {
+    if policy.secrets.is_empty() {
+        return spec;
+    }
+    for name in policy.secrets.iter().map(|binding| &binding.name) {
+        spec.env.entry(name.clone()).or_insert_with(|| placeholder(sandbox.as_str(), name));
+    }
+    for variable in TRUST_VARIABLES {
+        spec.env.entry(variable.to_owned()).or_insert_with(|| TRUST_FILE.to_owned());
+    }
+    spec
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exec_has_placeholders_for_what_is_bound_and_its_own_variables_stay() {
+        let id: SandboxId = "s1".parse().unwrap();
+        let policy = Policy::of_words(&["a.org", "secret:API_KEY=a.org", "secret:OTHER=a.org"]).unwrap();
+        let spec = ExecSpec { env: [("OTHER".to_owned(), "own".to_owned())].into(), ..ExecSpec::default() };
+        let spec = pointed(&policy, &id, spec);
+        assert_eq!(spec.env["API_KEY"], placeholder("s1", "API_KEY"));
+        assert_eq!((spec.env["OTHER"].as_str(), spec.env["SSL_CERT_FILE"].as_str()), ("own", TRUST_FILE));
+        let closed = pointed(&Policy::default(), &id, ExecSpec::default());
+        assert!(closed.env.is_empty(), "who has no secrets trusts nobody more");
+    }
+}
