@@ -13,7 +13,7 @@ NAMES = {
     "good.example": [GOOD], "www.good.example": [GOOD], "evil.example": [EVIL], "both.example": [GOOD], "private.example": ["10.0.0.5"],
     "meta.example": [META], "mixed.example": [META, GOOD], "metadata.google.internal": [META], "six.example": ["2606:2800:220::34"],
     "mapped.example": ["::ffff:169.254.169.254"], "nat64.example": ["64:ff9b::a9fe:a9fe"], "machine.example": ["93.184.216.1"],
-    "loop.example": ["127.0.0.1"], "github.com": [GOOD], "closed.example": ["93.184.216.40"],
+    "loop.example": ["127.0.0.1"], "registry.good.example": ["93.184.216.40"], "github.com": [GOOD], "closed.example": ["93.184.216.40"],
 }
 ALIASES = {"alias.example": "meta.example"}
 seen = {"dns": 0, "requests": 0, "open": 0, "asked": {}}

@@ -128,6 +128,18 @@ impl World {
         command
     }
 
+    /// A program of that world itself, which has all its addresses. It is ended with the value.
+    pub fn inside(&self, words: &[&str]) -> Inside {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.child.id())).arg("--").args(words);
+        Inside(command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    /// The key of its servers, and what was signed for it, in one file.
+    pub fn identity(&self) -> PathBuf {
+        self.place.path().join("pem")
+    }
+
     /// What comes before a program whose names, and whose trust, are to be those of this world.
     fn before(&self) -> [String; 6] {
         let place = self.place.path().display().to_string();
@@ -154,6 +166,25 @@ impl World {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+}
+
+/// A program of the world outside.
+pub struct Inside(Child);
+
+impl Inside {
+    /// Waits for its first line.
+    pub fn says(&mut self) -> String {
+        let mut line = String::new();
+        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        line
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
