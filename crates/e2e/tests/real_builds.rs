@@ -10,32 +10,20 @@
 )]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use api::ErrorCode;
 use api::exec::{ExecSpec, Outcome};
 use api::limits::Limits;
+use api::sandbox::{CreateSandbox, EndReason, SandboxState};
 use e2e::Lab;
 use e2e::lab::{collect, exec, on, text};
+use e2e::service::{Service, lend_template, served};
 use node::template::recipe::Recipe;
 use node::template::{Builder, Order, Progress, Store, Template};
 use node::{Error, Sandbox};
 use runtime::Spec;
-
-/// The template `base` of the tests, in this lab.
-fn with_base(lab: &Lab) {
-    let key = "b".repeat(64);
-    let directory = lab.data().join("layers").join(&key);
-    fs::create_dir_all(&directory).unwrap();
-    fs::set_permissions(lab.data().join("layers"), fs::Permissions::from_mode(0o711)).unwrap();
-    std::os::unix::fs::symlink(e2e::layer::base(), directory.join("fs")).unwrap();
-    let record = format!("{{\"digest\":\"sha256:{}\",\"bytes\":1,\"entries\":1}}", "0".repeat(64));
-    fs::write(directory.join("layer.json"), record).unwrap();
-    Store::new(lab.data()).save(&Template { layers: vec![key], ..Template::of("base") }).unwrap();
-}
 
 /// Builds a recipe, and says which of its steps were made.
 async fn build(lab: &Lab, name: &str, recipe: &str, home: &Path) -> Result<(Template, Vec<String>), Error> {
@@ -74,7 +62,7 @@ fn log(lab: &Lab, name: &str) -> String {
 #[test]
 fn packages_come_through_the_gate_and_only_what_changed_is_built_again() {
     on(&["runc"], async |lab| {
-        with_base(lab);
+        lend_template(lab.data(), "base", 'b');
         let home = tempfile::tempdir().unwrap();
         fs::create_dir(home.path().join("app")).unwrap();
         fs::write(home.path().join("app/hello.py"), "print('hello')\n").unwrap();
@@ -138,7 +126,7 @@ fn packages_come_through_the_gate_and_only_what_changed_is_built_again() {
 #[test]
 fn what_was_compiled_when_it_was_built_is_not_compiled_again() {
     on(&["runc"], async |lab| {
-        with_base(lab);
+        lend_template(lab.data(), "base", 'b');
         let recipe =
             "from = \"base\"\nsteps = [{ pip = [\"idna\"] }, { env = { PYTHONDONTWRITEBYTECODE = \"1\" } }]";
         let (template, _) = build(lab, "compiled", recipe, Path::new(".")).await.unwrap();
@@ -159,7 +147,7 @@ fn what_was_compiled_when_it_was_built_is_not_compiled_again() {
 #[test]
 fn a_step_that_fails_is_named_and_leaves_nothing_half_made() {
     on(&["runc"], async |lab| {
-        with_base(lab);
+        lend_template(lab.data(), "base", 'b');
         let fails = |step: &str| format!("from = \"base\"\nsteps = [{{ run = \"echo first\" }}, {step}]");
         for (step, place, why) in [
             ("{ run = \"echo words; echo problem >&2; exit 7\" }", "step 2 of 2 (run echo words", "status 7"),
@@ -206,7 +194,7 @@ fn a_step_that_fails_is_named_and_leaves_nothing_half_made() {
 #[test]
 fn what_looks_like_a_command_is_a_word() {
     on(&["runc"], async |lab| {
-        with_base(lab);
+        lend_template(lab.data(), "base", 'b');
         let home = tempfile::tempdir().unwrap();
         let name = "a;touch $HOME`touch x`";
         fs::write(home.path().join(name), "content").unwrap();
@@ -245,7 +233,7 @@ fn what_looks_like_a_command_is_a_word() {
 #[test]
 fn a_template_is_carried_to_another_machine_in_one_file() {
     on(&["runc"], async |lab| {
-        with_base(lab);
+        lend_template(lab.data(), "base", 'b');
         let recipe = r#"
             from = "base"
             steps = [
@@ -283,5 +271,51 @@ fn a_template_is_carried_to_another_machine_in_one_file() {
         };
         builder.import("again", &file, &watch).await.unwrap();
         assert_eq!(*kept.lock().unwrap(), template.layers.len());
+    });
+}
+
+/// A template whose sandboxes serve from their beginning.
+fn serving(service: &Service, name: &str, start: &str, ready: &str) {
+    let store = Store::new(service.data());
+    let words = |script: &str| Some(["/bin/sh", "-c", script].map(str::to_owned).to_vec());
+    let limits = api::limits::WantedLimits { pids: Some(99), ..Default::default() };
+    let base = store.load("base").unwrap();
+    let env = [("PORT".to_owned(), "8123".to_owned())].into();
+    let template = Template { start: words(start), ready: words(ready), limits, env, ..base };
+    store.save(&Template { name: name.into(), ..template }).unwrap();
+}
+
+/// `start` and `ready`: a sandbox runs when what it serves does, and says why where that never is.
+#[test]
+fn a_sandbox_is_started_when_what_its_template_starts_is_ready() {
+    served(async || {
+        let service = Service::start();
+        let client = service.client();
+        let asks = "python3 -c \"import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['PORT'], timeout=1)\"";
+        serving(&service, "serves", "cd /tmp && sleep 0.5 && exec python3 -m http.server $PORT", asks);
+        serving(&service, "ends", "echo broken >&2; exit 3", "echo not yet >&2; false");
+        for tier in e2e::service::tiers() {
+            let request = |template: &str| CreateSandbox {
+                tier,
+                template: template.into(),
+                idle_ms: 3000,
+                ..CreateSandbox::default()
+            };
+            let sandbox = client.create(&request("serves")).await.unwrap();
+            assert_eq!((sandbox.state, sandbox.limits.pids), (SandboxState::Running, 99), "{sandbox:?}");
+            let spec = exec(&["/bin/sh", "-c", asks]);
+            let done = client.exec(&sandbox.id, &spec).await.unwrap().collect().await.unwrap();
+            assert_eq!(done.end.outcome, Outcome::Exited { code: 0 }, "{done:?}");
+            // That it serves keeps it from nothing: nobody calls.
+            e2e::service::until(std::time::Duration::from_secs(20), "it is idle and ends", async || {
+                client.sandbox(&sandbox.id).await.unwrap().reason == Some(EndReason::Idle)
+            })
+            .await;
+
+            let failed = client.create(&request("ends")).await.unwrap_err();
+            let told = format!("{failed:?}");
+            assert!(told.contains("has ended") && told.contains("not yet"), "{told}");
+        }
+        service.assert_nothing_left().await;
     });
 }

@@ -71,6 +71,11 @@ fn the_commands_of_api_work() {
 }
 
 #[test]
+fn the_commands_of_templates_work() {
+    run("docs/guides/templates.md");
+}
+
+#[test]
 fn the_commands_of_network_work() {
     run("docs/guides/network.md");
 }

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use e2e::service::binary;
+use e2e::service::{binary, lend_template};
 use e2e::world::{EVIL, World, in_a_world};
 use tempfile::TempDir;
 
@@ -236,7 +236,8 @@ fn an_image_of_a_real_registry_becomes_a_template_that_runs() {
         })
         .await;
         // A template of this machine, as one file, that another tool reads.
-        steps::with_base(&place.data());
+        std::fs::create_dir_all(place.data()).unwrap();
+        lend_template(&place.data(), "base", 'b');
         let belljar = |words: &[&str]| {
             let own = [binary().display().to_string(), "--data".into(), place.data().display().to_string()];
             let words: Vec<String> =

@@ -1,31 +1,18 @@
 //! U-12: a step that wants more than its own layer.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
 use e2e::lab::{collect, exec, on, text};
+use e2e::service::lend_template;
 use node::Sandbox;
 use node::template::recipe::Recipe;
 use node::template::{Builder, Order, Store, Template};
 use runtime::Spec;
 
 const PAYLOAD: &str = include_str!("../../../../attacks/U-12/attack.sh");
-
-/// The template `base` of the tests, below this data directory.
-pub fn with_base(data: &Path) {
-    let key = "b".repeat(64);
-    let directory = data.join("layers").join(&key);
-    fs::create_dir_all(&directory).unwrap();
-    for path in [data, &data.join("layers")] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o711)).unwrap();
-    }
-    std::os::unix::fs::symlink(e2e::layer::base(), directory.join("fs")).unwrap();
-    let record = format!("{{\"digest\":\"sha256:{}\",\"bytes\":1,\"entries\":1}}", "0".repeat(64));
-    fs::write(directory.join("layer.json"), record).unwrap();
-    Store::new(data).save(&Template { layers: vec![key], ..Template::of("base") }).unwrap();
-}
 
 /// Everything that can be seen of some places of the layer below.
 fn look(tree: &Path) -> Vec<String> {
@@ -51,7 +38,7 @@ fn look(tree: &Path) -> Vec<String> {
 #[test]
 fn a_step_changes_its_own_layer_and_nothing_else() {
     on(&["runc"], async |lab| {
-        with_base(lab.data());
+        lend_template(lab.data(), "base", 'b');
         let builder = Builder::new(&lab.machine, Arc::clone(&lab.runtime));
         let build = async |name: &str, text: &str| {
             let recipe = Recipe::parse(text).unwrap();
