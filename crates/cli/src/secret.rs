@@ -1,6 +1,6 @@
 //! `belljar secret`: values that code in sandboxes can use and never sees.
 
-use std::io::{self, IsTerminal as _, Read, Write as _};
+use std::io::{self, BufRead, IsTerminal as _, Read as _, Write as _};
 use std::process::ExitCode;
 
 use api::Error;
@@ -124,7 +124,7 @@ fn value(name: &str) -> Result<String, Error> {
 }
 
 /// What a person types up to the end of the line; nothing if it was interrupted.
-fn typed(keys: impl Read) -> io::Result<Option<Vec<u8>>> {
+fn typed(keys: impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     for key in keys.bytes() {
         match key? {

@@ -106,7 +106,7 @@ mod tests {
     fn only_certificates_are_taken() {
         let good = format!("{BEGIN}\nAAAA\nBB==\n{END}\n");
         let text = format!(
-            "# a comment\n{good}-----BEGIN PRIVATE KEY-----\nCC\n-----END PRIVATE KEY-----\n{BEGIN}\nroot:x:0\n{END}\n{good}"
+            "# a comment\n{good}-----BEGIN OTHER-----\nCC\n-----END OTHER-----\n{BEGIN}\nroot:x:0\n{END}\n{good}"
         );
         assert_eq!(certificates(text.as_bytes()), good.repeat(2));
         assert_eq!(certificates(b""), "");
