@@ -43,6 +43,10 @@ real *args:
 attacks *args:
     @scripts/steps attacks '{{tests}} tried --no-run --test real_cli && scripts/twice env {{real}} --test "attacks*" {{args}} -- --test-threads=1 --nocapture'
 
+# The recipes of images/ from nothing, with what each must hold; `just images interpreter` for one
+images names="base,python,node,analysis,interpreter":
+    @scripts/steps images 'env BELLJAR_IMAGES={{names}} {{real}} --test images -- --nocapture'
+
 # Times and sizes, side by side with bare processes, bwrap and plain runc
 bench *args:
     @{{tests}} {{measured}} --no-run --test "real_*"

@@ -1,0 +1,157 @@
+//! The recipes that come with Belljar, from nothing, with the indexes of this machine: `just images`. They take minutes and a gigabyte, so
+//! they are not among the tests of every change; `BELLJAR_IMAGES` names those that are built, with commas between.
+
+// A test fails by panicking, and what it prints is the table of results.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    clippy::print_stderr
+)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Instant;
+
+use e2e::service::binary;
+
+/// What every Python image has to show: that modules come from bytecode which is believed, and who and where code is.
+const COMPILED: &str = r#"
+import importlib.util, os, pathlib, struct, sys
+stale = []
+for root in sys.path:
+    for source in pathlib.Path(root).rglob("*.py") if root.endswith("-packages") else []:
+        if "test" in str(source) or "__pycache__" in str(source):
+            continue
+        cached = pathlib.Path(importlib.util.cache_from_source(str(source)))
+        stat = source.stat()
+        if not cached.exists() or struct.unpack("<II", cached.read_bytes()[8:16]) != (int(stat.st_mtime), stat.st_size & 0xFFFFFFFF):
+            stale.append(str(source))
+# What no Python could compile (templates of other programs) is none.
+assert len(stale) <= 5, stale[:20]
+assert (os.getuid(), os.getcwd()) == (1000, "/workspace")
+assert [os.environ[name] for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "MPLBACKEND")] == ["1", "1", "Agg"]
+print("compiled", sys.version.split()[0])
+"#;
+
+/// Every glyph is there: a missing one is a warning of matplotlib.
+const DRAWN: &str = r#"
+import warnings
+warnings.simplefilter("error")
+import matplotlib.pyplot as plt
+plt.title("漢字 かな 한국어 العربية 😀📊 Ωж")
+plt.plot([1, 2])
+plt.savefig("/workspace/x.png")
+print("drawn")
+"#;
+
+struct Shop {
+    data: PathBuf,
+}
+
+impl Shop {
+    /// Runs `belljar` on the data of this test.
+    fn belljar(&self, words: &[&str]) -> Output {
+        Command::new(binary()).arg("--data").arg(&self.data).args(words).output().unwrap()
+    }
+
+    /// Builds a recipe and says how long that took and which steps were made.
+    fn build(&self, recipe: &Path) -> (f64, Vec<String>) {
+        let begun = Instant::now();
+        let output = self.belljar(&["template", "build", recipe.to_str().unwrap()]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        let steps = said.lines().filter(|line| line.contains(": step ") && !line.contains("(made before)"));
+        (begun.elapsed().as_secs_f64(), steps.map(str::to_owned).collect())
+    }
+
+    fn python(&self, template: &str, program: &str) -> String {
+        let output = self.belljar(&["run", "--template", template, "--", "python3", "-c", program]);
+        assert!(output.status.success(), "{template}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+}
+
+/// A13.01, A13.02, A13.03, A13.04.
+#[test]
+fn every_recipe_is_built_from_nothing_and_holds_what_it_should() {
+    let Some(wanted) =
+        std::env::var("BELLJAR_IMAGES").ok().filter(|_| std::env::var_os("BELLJAR_REAL").is_some())
+    else {
+        eprintln!("skipped: takes minutes and a gigabyte; run it with `just images`");
+        return;
+    };
+    let place = tempfile::Builder::new().prefix("belljar-images").tempdir_in("/var/tmp").unwrap();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    let shop = Shop { data: place.path().join("data") };
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images");
+    for name in wanted.split(',') {
+        let (seconds, steps) = shop.build(&images.join(format!("{name}.toml")));
+        println!("image {name}: from nothing in {seconds:.0} s, {} steps", steps.len());
+        let said = match name {
+            "base" => String::new(),
+            "node" => {
+                let output = shop.belljar(&[
+                    "run",
+                    "--template",
+                    "node",
+                    "--",
+                    "node",
+                    "-e",
+                    "console.log(process.version)",
+                ]);
+                String::from_utf8_lossy(&output.stdout).into_owned()
+            }
+            "python" => shop.python("python", COMPILED),
+            "analysis" => {
+                shop.python("analysis", "import polars, numpy, matplotlib, seaborn, sklearn");
+                format!("{} {}", shop.python("analysis", COMPILED), shop.python("analysis", DRAWN))
+            }
+            "interpreter" => interpreter(&shop),
+            other => panic!("there is no image {other}"),
+        };
+        println!("image {name}: {}", said.trim());
+        if name == "interpreter" {
+            again(&shop, &images, place.path());
+        }
+    }
+}
+
+fn interpreter(shop: &Shop) -> String {
+    shop.python(
+        "interpreter",
+        "import numpy, pandas, matplotlib, scipy, seaborn, sklearn, PIL, sympy, openpyxl, docx, pypdf, pptx, tabulate, faker, dateutil, humanize, yaml, lxml, plotly.io, IPython",
+    );
+    let warm = r#"
+import json, subprocess
+code = json.dumps({"code": "import sys; print('pandas' in sys.modules, 'left' in globals()); left = 1"})
+bad = json.dumps({"code": "1/0"})
+done = subprocess.run(["python3", "/opt/entrypoint.py"], input=f"{code}\n{code}\n{bad}\n", capture_output=True, text=True)
+print(done.stdout.split("\n"), "ZeroDivisionError" in done.stderr)
+"#;
+    let said = shop.python("interpreter", warm);
+    let (run, failed) = ("'True False', '{\"exit_code\": 0}'", "'{\"exit_code\": 1}'");
+    assert_eq!(said, format!("['SANDBOX_READY', {run}, {run}, {failed}, ''] True"));
+    let version = shop.python("interpreter", COMPILED);
+    assert!(version.contains(" 3.13."), "{version}");
+    format!("{version} {}", shop.python("interpreter", DRAWN))
+}
+
+/// With one package more, only what changed is built.
+fn again(shop: &Shop, images: &Path, place: &Path) {
+    let home = place.join("images");
+    assert!(Command::new("cp").arg("-r").arg(images).arg(&home).status().unwrap().success());
+    let recipe = home.join("interpreter.toml");
+    let (seconds, steps) = shop.build(&recipe);
+    assert_eq!(steps.len(), 1, "variables are set each time, and nothing else is done: {steps:?}");
+    println!("image interpreter: again in {seconds:.1} s");
+    let text = fs::read_to_string(&recipe).unwrap().replace("[\"plotly\"]", "[\"plotly\", \"cowsay\"]");
+    fs::write(&recipe, text).unwrap();
+    let (seconds, steps) = shop.build(&recipe);
+    assert!(steps.len() == 2 && steps[1].contains("pip plotly cowsay"), "{steps:?}");
+    println!("image interpreter: with one package more in {seconds:.1} s, {} of its steps", steps.len() - 1);
+}
