@@ -333,3 +333,35 @@ fn every_exec_finds_a_usable_home() {
         assert_eq!(e2e::lab::text(&files), format!("{}\n0\n", hard.min(65_536)));
     });
 }
+
+/// Scenario 90: what the kernel tells of its machine, its start, its keys and its log, it does not tell inside.
+#[test]
+fn nothing_inside_tells_of_the_host() {
+    const LOOK: &str = "cat /sys/class/dmi/id/* /sys/devices/virtual/dmi/id/* /sys/firmware/dmi/tables/* 2>/dev/null; \
+                        cat /proc/cmdline; echo; cat /proc/keys /proc/key-users 2>/dev/null; dmesg 2>/dev/null; \
+                        cat /dev/kmsg 2>/dev/null; cat /proc/kmsg 2>/dev/null; true";
+    // Words of the host that are long enough to be nobody else's.
+    let words = |text: &str| -> std::collections::BTreeSet<String> {
+        text.split_whitespace().filter(|word| word.len() >= 8).map(str::to_owned).collect()
+    };
+    on(BOTH, async |lab| {
+        // The same command on the host, as its root, finds some.
+        let control = "cat /proc/cmdline /proc/keys; dmesg 2>/dev/null | tail -200; cat /sys/class/dmi/id/* 2>/dev/null";
+        let host = std::process::Command::new("sh").args(["-c", control]).output().unwrap();
+        let host = words(&String::from_utf8_lossy(&host.stdout));
+        assert!(host.len() > 5, "{host:?}");
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let sandbox = lab.sandbox().await;
+            seen.push(text(&sh(&sandbox, LOOK).await));
+        }
+        for one in &seen {
+            let told: Vec<String> = words(one).intersection(&host).cloned().collect();
+            // gVisor invents a kernel log and a command line of its own, out of words that kernels use.
+            assert!(told.is_empty() || lab.runtime.name() == "runsc" && told.len() < 3, "{told:?} in {one}");
+        }
+        if lab.runtime.name() != "runsc" {
+            assert_eq!(seen[0].trim(), "", "nothing at all");
+        }
+    });
+}

@@ -34,9 +34,10 @@ const OWNS: [&str; 4] = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSE
 /// What of the host shows through `/proc` and `/sys` and is nobody's business inside: hardware, keys, timers, and
 /// counters and names by which one sandbox could watch or signal another (the disks of all sandboxes are block devices
 /// with their paths, their sizes and their traffic).
-const MASKED: [&str; 23] = [
+const MASKED: [&str; 24] = [
     "/proc/acpi",
     "/proc/asound",
+    "/proc/cmdline",
     "/proc/diskstats",
     "/proc/fs",
     "/proc/interrupts",
