@@ -105,6 +105,11 @@ pub struct WantedLimits {
 }
 
 impl WantedLimits {
+    /// Whether nothing is said.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// All limits: those that are said, and the others from there.
     #[must_use]
     pub fn over(&self, others: Limits) -> Limits {

@@ -123,7 +123,7 @@ pub enum EndReason {
     Overdue,
     /// It could not be started; `error` says why.
     StartFailed,
-    /// The server died while it was being started. Nothing ran in it.
+    /// The server died while it was being started. Nothing ran in it but what its template starts.
     Interrupted,
     /// Its guest died or was killed.
     Died,

@@ -214,3 +214,29 @@ fn platform(message: String) -> api::Error {
         fix: "Mend what the message names, then try again.".into(),
     }
 }
+
+/// Waits until somebody wants this command to end. Never, where that cannot be heard.
+async fn interrupted() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut interrupt), Ok(mut terminate)) =
+        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+/// The error for what was interrupted.
+fn given_up() -> api::Error {
+    api::Error {
+        code: api::ErrorCode::Platform,
+        message: "it was interrupted".into(),
+        layer: api::Layer::Platform,
+        ran: api::Ran::Unknown,
+        retry: api::Retry::Safe,
+        fix: "What was half-made is gone; what was whole is kept. Run the command again to go on.".into(),
+    }
+}

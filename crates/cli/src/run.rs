@@ -54,7 +54,6 @@ pub struct Arguments {
 pub async fn run(data: &Path, connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let life = arguments.exec.timeout.0.map_or(Duration::MAX, |time| time.saturating_add(AFTERWARDS));
     let limits = arguments.sandbox.limits(life);
-    limits.over(Limits::default()).check()?;
     let spec = arguments.exec.spec(true)?;
     match connection.configured()? {
         Some(client) => on_server(&client, limits, &spec, &arguments).await,
@@ -158,8 +157,12 @@ async fn on_this_machine(
     );
     let exec_spec = node::egress::pointed(&policy, exec_spec);
     let attendant = tokio::spawn(let_out(Arc::clone(&sandbox), policy.clone(), Broker::new(gate)));
-    let ready = Readiness::of(&template).bring_about(&sandbox, &policy).await;
-    let ended = match ready.map_err(|error| error.to_api()) {
+    let readiness = Readiness::of(&template);
+    let ready = tokio::select! {
+        ready = readiness.bring_about(&sandbox, &policy) => ready.map_err(|error| error.to_api()),
+        () = crate::interrupted(), if !readiness.is_empty() => Err(crate::given_up()),
+    };
+    let ended = match ready {
         Ok(()) => live(&sandbox, &exec_spec, (limits.memory_bytes, arguments.exec.json)).await,
         Err(error) => Err(error),
     };

@@ -123,9 +123,8 @@ pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
             make(&machine, async |builder, watch| builder.import(&name, &file, watch).await).await?;
         }
         Command::Export { name, file } => {
-            let template = store.load(&name).map_err(|error| error.to_api())?;
             let machine = Machine::open(data).map_err(|error| error.to_api())?;
-            with_bar(&machine, async |builder, watch| builder.export(&template, &file, watch).await).await?;
+            with_bar(&machine, async |builder, watch| builder.export(&name, &file, watch).await).await?;
             show::note(&format!(
                 "wrote {name} to {0}; use it with: belljar template import {0}",
                 file.display()
@@ -218,7 +217,7 @@ async fn with_bar<T>(
             .map_err(|e| crate::platform(e.to_string()))?,
     );
     bar.enable_steady_tick(Duration::from_millis(120));
-    let made = act(&builder, &|progress| match progress {
+    let watch = |progress: Progress<'_>| match progress {
         Progress::Layer { number, count, .. } => {
             bar.set_position(0);
             bar.set_message(format!("layer {number} of {count}"));
@@ -235,10 +234,20 @@ async fn with_bar<T>(
         }
         Progress::Bytes(bytes) => bar.set_position(bytes),
         Progress::Says(line) => bar.set_message(show::escape(line)),
-    })
-    .await;
+    };
+    let made = tokio::select! {
+        made = act(&builder, &watch) => Some(made),
+        () = crate::interrupted() => None,
+    };
     bar.finish_and_clear();
-    made.map_err(|error| error.to_api())
+    match made {
+        Some(made) => made.map_err(|error| error.to_api()),
+        None => {
+            builder.abandon().await.map_err(|error| error.to_api())?;
+            run::tidy(machine).await?;
+            Err(crate::given_up())
+        }
+    }
 }
 
 fn list(store: &Store, json: bool) -> Result<(), Error> {

@@ -135,7 +135,7 @@ impl Platform {
                     if settled.reason != Some(EndReason::Interrupted) || again.next().is_none() {
                         break (sandbox, false);
                     }
-                    // The server was killed during its start. Nothing ran in it, and its end gives the key back.
+                    // The server was killed during its start. Nothing ran in it that was asked for, and its end gives the key back.
                     self.store.moved(&settled).await?;
                 }
                 Err(error) => {

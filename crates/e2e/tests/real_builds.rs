@@ -249,9 +249,13 @@ fn a_template_is_carried_to_another_machine_in_one_file() {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("carried.tar");
         let builder = Builder::new(&lab.machine, Arc::clone(&lab.runtime));
-        builder.export(&template, &file, &|_| {}).await.unwrap();
-        let error = builder.export(&template, &file, &|_| {}).await.unwrap_err().to_api();
-        assert_eq!(error.code, ErrorCode::Platform, "a file that is there is not written over: {error:?}");
+        builder.export("carried", &file, &|_| {}).await.unwrap();
+        let error = builder.export("carried", &file, &|_| {}).await.unwrap_err().to_api();
+        assert_eq!(
+            error.code,
+            ErrorCode::InvalidRequest,
+            "a file that is there is not written over: {error:?}"
+        );
 
         let other = Lab::new("runc");
         let builder = Builder::new(&other.machine, Arc::clone(&other.runtime));
@@ -317,5 +321,25 @@ fn a_sandbox_is_started_when_what_its_template_starts_is_ready() {
             assert!(told.contains("has ended") && told.contains("not yet"), "{told}");
         }
         service.assert_nothing_left().await;
+    });
+}
+
+/// A step is kept for the layer it was made on, and not for another one that came of the same words.
+#[test]
+fn a_step_below_that_is_made_again_has_those_above_it_made_again() {
+    on(&["runc"], async |lab| {
+        lend_template(lab.data(), "base", 'b');
+        let below = "{ run = \"date +%N > /srv/a\" }";
+        let both = format!("from = \"base\"\nsteps = [{below}, {{ run = \"cp /srv/a /srv/b\" }}]");
+        let (first, _) = build(lab, "both", &both, Path::new(".")).await.unwrap();
+        let recipe = Recipe::parse(&format!("from = \"base\"\nsteps = [{below}]")).unwrap();
+        let order = Order { name: "one", recipe: &recipe, home: Path::new("."), fresh: true, registry: None };
+        Builder::new(&lab.machine, Arc::clone(&lab.runtime)).build(&order, &|_| {}).await.unwrap();
+        let (second, made) = build(lab, "both", &both, Path::new(".")).await.unwrap();
+        assert_eq!(made, ["run cp /srv/a /srv/b"]);
+        assert_ne!(first.layers, second.layers);
+        for template in [&first, &second] {
+            assert_eq!(said(lab, template, "cmp /srv/a /srv/b && echo same").await, "same\n");
+        }
     });
 }

@@ -106,11 +106,13 @@ pub async fn put(order: Order, mut body: Incoming) -> Result<LayerReport, Error>
 
 /// Sends a layer of this sandbox as an archive: one that it was given, by its number, or `upper`, what a build has changed. For that
 /// everybody else is ended first, so that what is sent is one state of it.
-pub async fn get(of: &str, mut sender: Sender<Bytes, std::io::Error>) -> Result<(), Error> {
+pub async fn get(
+    of: &str,
+    in_user_kernel: bool,
+    mut sender: Sender<Bytes, std::io::Error>,
+) -> Result<(), Error> {
     let path = if of == "upper" {
         sweep::kill(Whom::Everybody).await;
-        // What a kernel in user space holds back is written to where it is read from here.
-        rustix::fs::sync();
         UPPER.to_owned()
     } else {
         let number: usize =
@@ -121,7 +123,13 @@ pub async fn get(of: &str, mut sender: Sender<Bytes, std::io::Error>) -> Result<
     let root = rustix::fs::openat(CWD, &path, flags, Mode::empty())
         .map_err(|_| Error::not_found(format!("there is no {path} in this sandbox")))?;
     let (pieces, mut packed) = mpsc::channel(PIECES_WAITING);
-    let packing = std::thread::Builder::new().name("pack".into()).spawn(move || pack::pack(&root, &pieces));
+    let packing = std::thread::Builder::new().name("pack".into()).spawn(move || {
+        if in_user_kernel {
+            // What such a kernel holds back is written to where it is read from here.
+            rustix::fs::sync();
+        }
+        pack::pack(&root, &pieces);
+    });
     packing.map_err(|error| platform("start a thread", &error))?;
     tokio::task::spawn_local(async move {
         while let Some(piece) = packed.recv().await {

@@ -168,7 +168,7 @@ async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<
         }
         (&Method::GET, ["layer"]) => {
             let (sender, channel) = Channel::new(FRAMES_WAITING);
-            layer::get(value(query, "of").unwrap_or_default(), sender).await?;
+            layer::get(value(query, "of").unwrap_or_default(), table.in_user_kernel(), sender).await?;
             Ok(Response::new(Either::Right(Either::Left(channel))))
         }
         (&Method::PUT, ["authority"]) => json(StatusCode::OK, &trust::put(&collect(body).await?)?),

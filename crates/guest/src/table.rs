@@ -64,6 +64,11 @@ impl Table {
         self.kills.attend(descriptors.oom_count, descriptors.oom_event);
     }
 
+    /// Whether a kernel in user space runs this: there is no cgroup to enter then.
+    pub fn in_user_kernel(&self) -> bool {
+        self.cgroups.borrow().is_empty()
+    }
+
     /// Starts an exec, or finds the one that the same request has started before. Either waits for the one verdict on
     /// that start, so a caller who asks again hears what it would have heard the first time.
     pub async fn start(self: &Rc<Self>, id: ExecId, spec: ExecSpec, body: &[u8]) -> Result<Rc<Exec>, Error> {

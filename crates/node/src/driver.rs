@@ -53,6 +53,9 @@ pub(crate) enum Beginning {
     End(EndReason),
 }
 
+/// The task that lets out what may leave.
+type Attendant = AbortOnDropHandle<()>;
+
 /// The task of one sandbox.
 pub(crate) struct Driver {
     pub shared: Arc<Shared>,
@@ -63,14 +66,19 @@ pub(crate) struct Driver {
 impl Driver {
     /// Lives the sandbox's life, to its end.
     pub async fn drive(mut self, beginning: Beginning) {
+        let mut attendant = None;
         let mut phase = match beginning {
-            Beginning::Start(datasets, readiness) => self.start(datasets, readiness).await,
+            Beginning::Start(datasets, readiness) => {
+                let (phase, attending) = self.start(datasets, readiness).await;
+                attendant = attending;
+                phase
+            }
             Beginning::Adopt => Phase::Running,
             Beginning::End(reason) => Phase::Stopping(reason),
         };
         if phase == Phase::Running {
             self.publish(phase);
-            let happening = self.run().await;
+            let happening = self.run(attendant).await;
             if let Happening::Asked(_) = happening {
                 self.shared.keeper.settle(self.entry.id()).await;
             }
@@ -92,7 +100,7 @@ impl Driver {
     }
 
     /// Makes the sandbox. Meanwhile a wish for its end is heard and remembered.
-    async fn start(&mut self, datasets: Vec<Placed>, readiness: Readiness) -> Phase {
+    async fn start(&mut self, datasets: Vec<Placed>, readiness: Readiness) -> (Phase, Option<Attendant>) {
         let mut phase = Phase::Starting { asked: None };
         let (shared, entry) = (Arc::clone(&self.shared), Arc::clone(&self.entry));
         let (not_wanted, unwanted) = watch::channel(false);
@@ -105,7 +113,7 @@ impl Driver {
             drop(turn);
             let disk = spec.limits.disk_bytes;
             let sandbox = shared.datasets.put_in(sandbox, disk, &datasets, unwanted.clone()).await?;
-            bring_about(shared, &entry, sandbox, &readiness, unwanted).await
+            bring_about(&shared, &entry, sandbox, &readiness, unwanted).await
         });
         let result = loop {
             tokio::select! {
@@ -119,11 +127,11 @@ impl Driver {
             }
         };
         let error = match result {
-            Ok(Ok(sandbox)) => {
+            Ok(Ok((sandbox, attendant))) => {
                 self.entry.hold(sandbox);
                 // Whoever waited for its turn is not idle for having waited.
                 self.entry.active(Instant::now());
-                return next(phase, Happening::Started).0;
+                return (next(phase, Happening::Started).0, attendant);
             }
             Ok(Err(error)) => error,
             Err(source) => Error::System { act: "start a sandbox".into(), source: source.into() },
@@ -134,14 +142,13 @@ impl Driver {
             told = crate::error::discreet(told, &format!("start sandbox {}", self.entry.id()));
         }
         self.entry.failed(told);
-        next(phase, Happening::StartFailed).0
+        (next(phase, Happening::StartFailed).0, None)
     }
 
     /// Waits for what ends it.
-    async fn run(&mut self) -> Happening {
+    async fn run(&mut self, attendant: Option<Attendant>) -> Happening {
         let Some(sandbox) = self.entry.sandbox() else { return Happening::Vanished(EndReason::Died) };
-        let attending = Arc::clone(&self.shared).attend_egress(Arc::clone(&self.entry), Arc::clone(&sandbox));
-        let _attendant = AbortOnDropHandle::new(tokio::spawn(attending));
+        let _attendant = attendant.unwrap_or_else(|| attended(&self.shared, &self.entry, &sandbox));
         let mut warned = false;
         loop {
             let wake = self.wake(&mut warned);
@@ -270,19 +277,18 @@ async fn look(entry: &Entry, sandbox: &Sandbox) -> Option<EndReason> {
 /// Has what the template starts running and ready, with a way out. Of a sandbox in which that cannot be nothing is left; one that
 /// nobody wants any more is given back at once.
 async fn bring_about(
-    shared: Arc<Shared>,
+    shared: &Arc<Shared>,
     entry: &Arc<Entry>,
     sandbox: Sandbox,
     readiness: &Readiness,
     mut unwanted: watch::Receiver<bool>,
-) -> Result<Arc<Sandbox>, Error> {
+) -> Result<(Arc<Sandbox>, Option<Attendant>), Error> {
     let sandbox = Arc::new(sandbox);
     if readiness.is_empty() {
-        return Ok(sandbox);
+        return Ok((sandbox, None));
     }
     let policy = entry.policy().borrow().clone();
-    let attending = shared.attend_egress(Arc::clone(entry), Arc::clone(&sandbox));
-    let _attendant = AbortOnDropHandle::new(tokio::spawn(attending));
+    let attendant = attended(shared, entry, &sandbox);
     let bringing = async {
         if !policy.secrets.is_empty() {
             entry.trust(&sandbox).await?;
@@ -294,12 +300,18 @@ async fn bring_about(
         Ok(_) = unwanted.wait_for(|unwanted| *unwanted) => Ok(()),
     };
     match brought {
-        Ok(()) => Ok(sandbox),
+        Ok(()) => Ok((sandbox, Some(attendant))),
         Err(error) => {
             sandbox.stop(Duration::ZERO).await?;
             Err(error)
         }
     }
+}
+
+/// Has what leaves a sandbox attended to.
+fn attended(shared: &Arc<Shared>, entry: &Arc<Entry>, sandbox: &Arc<Sandbox>) -> Attendant {
+    let attending = Arc::clone(shared).attend_egress(Arc::clone(entry), Arc::clone(sandbox));
+    AbortOnDropHandle::new(tokio::spawn(attending))
 }
 
 /// Waits until somebody wants the end.

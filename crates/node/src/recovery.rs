@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! what is written down      what is there          what is done
-//! starting                  anything               removed: nothing ran in it yet       lost, interrupted
+//! starting                  anything               removed: nobody was told of it yet   lost, interrupted
 //! running                   alive                  taken over, with all its execs
 //! running                   dead or gone           removed                              lost, died or host_reboot
 //! stopping                  anything               removed                              the reason written down

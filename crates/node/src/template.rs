@@ -42,8 +42,9 @@ mod store;
 mod unpack;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use api::SandboxId;
 use api::layer::LayerReport;
 use egress::gate::upstream::Upstreams;
 use egress::{Broker, Gate};
@@ -105,6 +106,8 @@ pub struct Builder {
     data: PathBuf,
     guest: PathBuf,
     broker: Arc<Broker>,
+    /// The sandboxes that were made, to be ended should nobody wait for the end.
+    made: Mutex<Vec<SandboxId>>,
 }
 
 impl Builder {
@@ -114,7 +117,26 @@ impl Builder {
         let reserve = crate::admission::Bounds::default().disk_reserve_bytes;
         let gate = Gate::new(&crate::egress::packages(&data), Upstreams::of_this_machine(), reserve);
         let broker = Arc::new(Broker::new(gate));
-        Self { runtime, data, guest: machine.guest().to_owned(), broker }
+        Self { runtime, data, guest: machine.guest().to_owned(), broker, made: Mutex::default() }
+    }
+
+    /// Ends what is left when something that was being made is given up: call it after the future of that was dropped.
+    ///
+    /// # Errors
+    /// A sandbox could not be ended. The next command tries again.
+    pub async fn abandon(&self) -> Result<(), Error> {
+        let made = std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner));
+        for id in made {
+            self.runtime.stop(&id, std::time::Duration::ZERO).await?;
+        }
+        Ok(())
+    }
+
+    /// A name for a sandbox of this builder.
+    fn fresh_id(&self) -> Result<SandboxId, Error> {
+        let id = crate::machine::fresh_id()?;
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).push(id.clone());
+        Ok(id)
     }
 
     /// Makes a template of an image: a `docker save` archive, or an OCI layout as an archive or a directory.
@@ -175,7 +197,7 @@ impl Builder {
         (done, top): (Vec<PathBuf>, bool),
         watch: Watch<'_>,
     ) -> Result<(layers::Making, Unpacked), Error> {
-        let id = crate::machine::fresh_id()?;
+        let id = self.fresh_id()?;
         let making = layers.making(&id)?;
         let unpack = Unpack {
             runtime: Arc::clone(&self.runtime),
@@ -213,6 +235,19 @@ struct Unpacked {
     report: LayerReport,
     /// The digest of what was sent, computed here.
     digest: String,
+}
+
+/// Refuses what would leave the machine without the room that it needs for itself.
+fn check_room(path: &Path, bytes: u64) -> Result<(), Error> {
+    let reserve = crate::admission::Bounds::default().disk_reserve_bytes;
+    let free = crate::admission::disk_free_bytes(path.parent().unwrap_or(path));
+    if free >= bytes.saturating_add(reserve) {
+        return Ok(());
+    }
+    Err(Error::Runtime(runtime::Error::Capacity {
+        what: "the disk",
+        why: format!("{bytes} bytes more are needed, {free} are free and {reserve} of them stay free"),
+    }))
 }
 
 /// The error for something about an image that is not as it should be.

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::base::Base;
 use super::cache::{self, Log, StepKey};
 use super::layers::{self, Layers};
-use super::recipe::{Copy, Ground, Recipe, Step};
+use super::recipe::{Copy, Debian, Ground, Recipe, Step};
 use super::step::{Ears, Setting, Work};
 use super::unpack::Source;
 use super::{Builder, Progress, Store, Template, Watch, copy, failed, store};
@@ -25,7 +25,7 @@ pub struct Order<'a> {
     pub home: &'a Path,
     /// Whether steps that were made before are made again.
     pub fresh: bool,
-    /// A registry at an address of one's own, `HOST` or `HOST:PORT`, that may be asked.
+    /// A registry at a private address that may be asked: `http://HOST:PORT` or `https://HOST:PORT`.
     pub registry: Option<&'a str>,
 }
 
@@ -35,8 +35,6 @@ type Begins<'a> = &'a (dyn Fn(&Rising, bool) + Sync);
 /// A template in the making.
 struct Rising {
     layers: Layers,
-    /// The key of all that was done so far.
-    key: String,
     /// The layers so far, the lowest first, and the digests of their archives.
     keys: Vec<String>,
     digests: Vec<String>,
@@ -54,14 +52,8 @@ impl Builder {
         let policy = order.recipe.policy()?;
         let log = Arc::new(Mutex::new(Log::begin(&self.data, order.name)?));
         let layers = Layers::open(&self.data).await?;
-        let mut rising = Rising {
-            layers,
-            key: String::new(),
-            keys: Vec::new(),
-            digests: Vec::new(),
-            setting: Setting::default(),
-            log,
-        };
+        let mut rising =
+            Rising { layers, keys: Vec::new(), digests: Vec::new(), setting: Setting::default(), log };
         let count = order.recipe.steps.len();
         self.ground(order, &mut rising, watch).await?;
         for (index, step) in order.recipe.steps.iter().enumerate() {
@@ -98,7 +90,7 @@ impl Builder {
     /// What the recipe begins with.
     async fn ground(&self, order: &Order<'_>, rising: &mut Rising, watch: Watch<'_>) -> Result<(), Error> {
         match &order.recipe.from {
-            Ground::Debian { debian } => {
+            Ground::Debian(Debian { debian }) => {
                 rising.say(&format!("# from Debian {debian}\n"));
                 let base = Base { suite: debian.clone(), ..Base::default() };
                 let key = StepKey::of("", &json!({ "debian": debian, "with": base.contents() }))?;
@@ -109,12 +101,15 @@ impl Builder {
                         self.unpack(&rising.layers, source, (Vec::new(), true), watch).await?;
                     rising.add(&self.data, &key, making, &unpacked)?;
                 }
-                rising.key = key.as_str().to_owned();
             }
             Ground::Named(name) if name.contains(['/', ':']) => {
                 rising.say(&format!("# from {name}\n"));
                 let image = self.pull(name, order.registry, watch).await?;
                 rising.stand_on(image)?;
+                // A step that fails must not cost what was pulled.
+                for (key, digest) in rising.keys.iter().zip(&rising.digests) {
+                    cache::keep(&self.data, &StepKey::of("", &json!({ "layer": key }))?, key, digest)?;
+                }
             }
             Ground::Named(name) => {
                 rising.say(&format!("# from the template {name}\n"));
@@ -144,17 +139,17 @@ impl Builder {
             return Ok(());
         };
         // All that can make a difference is in what is run: words, variables, directory, user and what may leave.
-        let key = StepKey::of(&rising.key, &json!({ "runs": work.commands, "policy": work.policy }))?;
+        let key = StepKey::of(rising.top(), &json!({ "runs": work.commands, "policy": work.policy }))?;
         let kept = rising.find(&self.data, order.fresh, &key)?;
         begins(rising, kept);
         if !kept {
+            rising.check_room()?;
             let ears = Ears { log: &rising.log, watch };
             let made = self.work(work, rising.trees(), Some(&rising.layers), ears).await?;
             if let Some((making, unpacked)) = made {
                 rising.add(&self.data, &key, making, &unpacked)?;
             }
         }
-        rising.key = key.as_str().to_owned();
         Ok(())
     }
 
@@ -173,10 +168,11 @@ impl Builder {
         });
         let digest =
             digest.await.map_err(|error| failed("copy", order.home)(std::io::Error::other(error)))??;
-        let key = StepKey::of(&rising.key, &json!({ "copy": digest }))?;
+        let key = StepKey::of(rising.top(), &json!({ "copy": digest }))?;
         let kept = rising.find(&self.data, order.fresh, &key)?;
         begins(rising, kept);
         if !kept {
+            rising.check_room()?;
             let (home, asked) = (order.home.to_owned(), what.clone());
             let source = Source::made(move |writer| copy::pack(&home, &asked, writer));
             let (making, unpacked) =
@@ -187,7 +183,6 @@ impl Builder {
             }
             rising.add(&self.data, &key, making, &unpacked)?;
         }
-        rising.key = key.as_str().to_owned();
         Ok(())
     }
 
@@ -195,7 +190,7 @@ impl Builder {
     async fn check_imports(&self, order: &Order<'_>, rising: &Rising, watch: Watch<'_>) -> Result<(), Error> {
         rising.say("# imports\n");
         let work = Work::imports(&order.recipe.imports, &rising.setting);
-        let key = StepKey::of(&rising.key, &json!({ "imports": work.commands }))?;
+        let key = StepKey::of(rising.top(), &json!({ "imports": work.commands }))?;
         let Some((top, digest)) = rising.keys.last().zip(rising.digests.last()) else { return Ok(()) };
         if !order.fresh && cache::find(&self.data, &rising.layers, &key)?.is_some() {
             return Ok(());
@@ -213,7 +208,6 @@ impl Rising {
         for key in &template.layers {
             self.digests.push(self.layers.digest(key)?);
         }
-        self.key = StepKey::of("", &json!({ "layers": template.layers }))?.as_str().to_owned();
         self.keys = template.layers;
         self.setting = Setting { env: template.env, cwd: template.cwd, as_user: false };
         Ok(())
@@ -240,20 +234,26 @@ impl Rising {
             making.discard()?;
             return Err(Error::Protocol("the guest read another archive than the one that was sent".into()));
         }
-        if self.keys.len() >= LAYERS_MAX {
-            making.discard()?;
-            return Err(Error::Request(api::limits::exceeded(
-                "the number of layers",
-                self.keys.len() as u64 + 1,
-                LAYERS_MAX as u64,
-            )));
-        }
         self.digests.push(unpacked.digest.clone());
         let layer = layers::key(&self.digests, true);
         making.keep(&layer, &unpacked.report)?;
         cache::keep(data, step, &layer, &unpacked.digest)?;
         self.keys.push(layer);
         Ok(())
+    }
+
+    /// What the next step is made on: the name of a layer is that of its content and of all below it.
+    fn top(&self) -> &str {
+        self.keys.last().map_or("", String::as_str)
+    }
+
+    /// Refuses one more layer where there may be none.
+    fn check_room(&self) -> Result<(), Error> {
+        if self.keys.len() < LAYERS_MAX {
+            return Ok(());
+        }
+        let (found, most) = (self.keys.len() as u64 + 1, LAYERS_MAX as u64);
+        Err(Error::Request(api::limits::exceeded("the number of layers", found, most)))
     }
 
     fn trees(&self) -> Vec<std::path::PathBuf> {

@@ -22,7 +22,7 @@ use super::{failed, store};
 use crate::error::Error;
 
 /// Another way to make steps gets another number.
-const STEP_FORM: &str = "step 1";
+const STEP_FORM: &str = "step 2";
 /// What was not used for so long is forgotten, and its layer with it unless a template names it.
 const KEPT: Duration = Duration::from_secs(14 * 24 * 3600);
 /// What is kept of what a build said.
@@ -46,16 +46,11 @@ pub(super) struct Log {
 }
 
 impl StepKey {
-    /// The key of something that was done to what `below` is the key of.
+    /// The key of something that was done to the layer `below`, whose name says all that lies below it.
     pub(super) fn of(below: &str, done: &impl Serialize) -> Result<Self, Error> {
         let done = serde_json::to_string(done)
             .map_err(|error| failed("name", "a step".as_ref())(io::Error::from(error)))?;
         Ok(Self(hexadecimal(&Sha256::digest(format!("{STEP_FORM}\n{below}\n{done}")))))
-    }
-
-    /// As the ground of another.
-    pub(super) fn as_str(&self) -> &str {
-        &self.0
     }
 }
 
@@ -90,7 +85,7 @@ pub(super) fn keep(data: &Path, key: &StepKey, layer: &str, digest: &str) -> Res
     fs::rename(&fresh, &path).map_err(failed("write", &path))
 }
 
-/// The layers of steps that were used lately. What is older is forgotten.
+/// The layers of steps that were used lately. What is older is forgotten. Nobody may be building.
 pub(super) fn layers_kept(data: &Path) -> Result<Vec<String>, Error> {
     let directory = directory(data);
     let entries = match fs::read_dir(&directory) {
@@ -103,6 +98,11 @@ pub(super) fn layers_kept(data: &Path) -> Result<Vec<String>, Error> {
         let is_step = path.file_stem().and_then(|stem| stem.to_str()).is_some_and(is_key);
         let modified = path.metadata().and_then(|found| found.modified());
         let age = modified.ok().and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
+        if path.extension().is_some_and(|ending| ending == "part") {
+            // Whoever was writing it is gone: nobody makes layers now.
+            fs::remove_file(&path).map_err(failed("remove", &path))?;
+            continue;
+        }
         match fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Became>(&text).ok()) {
             Some(became) if is_step && age <= KEPT => kept.push(became.layer),
             _ if is_step && age > KEPT => fs::remove_file(&path).map_err(failed("remove", &path))?,

@@ -66,6 +66,12 @@ impl<W: Write> Packer<W> {
             }
             _ => (parent, name),
         };
+        if last.as_os_str().as_bytes().starts_with(b".wh.") {
+            return Err(io::Error::other(format!(
+                "{} has a name that hides another in a layer",
+                inside.display()
+            )));
+        }
         let stat = rustix::fs::statat(parent, last, AtFlags::SYMLINK_NOFOLLOW)?;
         let mut header = header(&stat);
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,13 +19,15 @@ use sha2::{Digest, Sha256};
 
 use super::layers::{Layers, hexadecimal};
 use super::unpack::{LIMITS, Piece, Source};
-use super::{Builder, Progress, Template, Watch, failed};
+use super::{Builder, Progress, Store, Template, Watch, failed, unsound};
 use crate::error::Error;
 use crate::link::Ask;
 use crate::sandbox::Sandbox;
 
 /// Where an image says what only a template has.
 pub(super) const LABEL: &str = "dev.belljar.template";
+/// How often it is looked whether there is room for more.
+const ROOM_EVERY_BYTES: u64 = 64 << 20;
 const PACK_WITHIN: Duration = Duration::from_secs(60);
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -35,6 +37,7 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Note {
+    cwd: Option<String>,
     policy: Policy,
     start: Option<Vec<String>>,
     ready: Option<Vec<String>>,
@@ -51,6 +54,7 @@ struct Part {
 impl Note {
     fn of(template: &Template) -> Self {
         Self {
+            cwd: template.cwd.clone(),
             policy: template.policy.clone(),
             start: template.start.clone(),
             ready: template.ready.clone(),
@@ -63,30 +67,42 @@ impl Note {
     pub(super) fn check(&self) -> Result<(), Error> {
         super::recipe::check_policy(&self.policy)?;
         self.limits.over(api::limits::Limits::default()).check().map_err(Error::Request)?;
+        for command in self.start.iter().chain(&self.ready) {
+            super::recipe::check_command(command)?;
+        }
+        self.cwd.as_deref().map_or(Ok(()), super::recipe::check_directory)?;
         super::recipe::check_imports(&self.imports)
     }
 
     /// The template with what is said here.
     pub(super) fn written_on(self, template: Template) -> Template {
-        let Self { policy, start, ready, imports, limits } = self;
-        Template { policy, start, ready, imports, limits, ..template }
+        let Self { cwd, policy, start, ready, imports, limits } = self;
+        Template { cwd, policy, start, ready, imports, limits, ..template }
     }
 }
 
 impl Builder {
-    /// Writes a template to a file, which must not be there yet. If it fails, the file is not.
+    /// Writes a template to a file, which must not be there yet. Until it is whole, its name ends with `.part`.
     ///
     /// # Errors
-    /// There is no such template, or no room for it.
-    pub async fn export(&self, template: &Template, file: &Path, watch: Watch<'_>) -> Result<(), Error> {
+    /// There is no such template, or no room for it, or the file is there.
+    pub async fn export(&self, name: &str, file: &Path, watch: Watch<'_>) -> Result<(), Error> {
         let layers = Layers::open(&self.data).await?;
-        let made = File::create_new(file).map_err(failed("make", file))?;
-        let written = self.write_image(template, &layers, (made, file), watch).await;
+        let template = Store::new(&self.data).load(name)?;
+        if file.exists() {
+            return Err(unsound(
+                format!("{} is there already", file.display()),
+                "Name another file, or remove it.",
+            ));
+        }
+        let part = PathBuf::from(format!("{}.part", file.display()));
+        let made = File::create(&part).map_err(failed("make", &part))?;
+        let written = self.write_image(&template, &layers, (made, &part), watch).await;
         if written.is_err() {
             // The error that there is says more than that what was begun cannot be removed.
-            let _ = std::fs::remove_file(file);
+            let _ = std::fs::remove_file(&part);
         }
-        written
+        written.and_then(|()| std::fs::rename(&part, file).map_err(failed("make", file)))
     }
 
     async fn write_image(
@@ -132,7 +148,7 @@ impl Builder {
 
     /// A layer as an archive, in a file that is nobody's but ours, and its digest.
     async fn pack(&self, layers: &Layers, key: &str, watch: Watch<'_>) -> Result<(File, String), Error> {
-        let id = crate::machine::fresh_id()?;
+        let id = self.fresh_id()?;
         let making = layers.making(&id)?;
         let spec = Spec {
             layers: vec![layers.empty()?],
@@ -168,8 +184,12 @@ async fn collect(mut source: Source, path: &Path, watch: Watch<'_>) -> Result<(F
     loop {
         match source.pieces.recv().await {
             Some(Piece::Bytes(bytes)) => {
+                let next = written + bytes.len() as u64;
+                if written / ROOM_EVERY_BYTES != next / ROOM_EVERY_BYTES {
+                    super::check_room(path, ROOM_EVERY_BYTES)?;
+                }
                 file.write_all(&bytes).map_err(failed("write", path))?;
-                written += bytes.len() as u64;
+                written = next;
                 watch(Progress::Bytes(written));
             }
             Some(Piece::Says(_)) => {}

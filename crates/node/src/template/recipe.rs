@@ -38,7 +38,7 @@ const PACKAGE_BYTES_MAX: usize = 256;
 /// Modules that are imported ahead.
 const IMPORTS_MAX: usize = 256;
 /// What lies at such a place would be covered by what a sandbox mounts there.
-const COVERED: [&str; 7] = ["proc", "sys", "dev", "tmp", "workspace", "home", ".belljar"];
+const COVERED: [&str; 7] = ["/proc", "/sys", "/dev", "/tmp", "/workspace", "/home/sandbox", "/.belljar"];
 
 /// A recipe, checked.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -73,10 +73,15 @@ pub enum Ground {
     /// A template by its name, or an image by its reference: only that has a `/` or a `:`.
     Named(String),
     /// Debian, from its packages.
-    Debian {
-        /// The release.
-        debian: String,
-    },
+    Debian(Debian),
+}
+
+/// Debian, from its packages.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Debian {
+    /// The release.
+    pub debian: String,
 }
 
 /// One step.
@@ -165,9 +170,7 @@ impl Recipe {
             })?;
         }
         for command in self.start.iter().chain(&self.ready) {
-            command
-                .check()
-                .map_err(|why| unsound(format!("`start` or `ready` {why}"), "Say what to run."))?;
+            check_command(&command.argv())?;
         }
         check_imports(&self.imports)?;
         self.limits.over(api::limits::Limits::default()).check().map_err(Error::Request)?;
@@ -221,7 +224,13 @@ impl Step {
             },
             Self::User(name) if name == "root" || name == USER => Ok(()),
             Self::User(name) => Err(format!("names {name:?}, and there are `root` and `{USER}`")),
-            Self::Workdir(path) => absolute(path).map(drop),
+            Self::Workdir(path) => {
+                let place = absolute(path)?;
+                if is_covered(path) && !COVERED.iter().any(|covered| place == Path::new(covered)) {
+                    return Err(format!("begins in {path:?}, which is not there in a new sandbox"));
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -257,6 +266,19 @@ pub(super) fn debian_word(word: &str) -> bool {
         && word.chars().all(|c| c.is_ascii_alphanumeric() || "+-._:=~".contains(c))
 }
 
+/// Refuses what cannot be started.
+pub(super) fn check_command(words: &[String]) -> Result<(), Error> {
+    let checked = Command::Argv(words.to_vec()).check();
+    checked.map_err(|why| unsound(format!("`start` or `ready` {why}"), "Say what to run."))
+}
+
+/// Refuses what is not a directory that execs could start in.
+pub(super) fn check_directory(path: &str) -> Result<(), Error> {
+    Step::Workdir(path.to_owned())
+        .check()
+        .map_err(|why| unsound(format!("the template {why}"), "Name another one."))
+}
+
 /// Refuses a policy that no template can have.
 pub(super) fn check_policy(policy: &Policy) -> Result<(), Error> {
     policy.check().map_err(Error::Request)?;
@@ -284,8 +306,7 @@ pub(super) fn check_imports(imports: &[String]) -> Result<(), Error> {
 
 /// Whether sandboxes mount something of their own at this path, so that nothing of a template can be there.
 pub(super) fn is_covered(path: &str) -> bool {
-    let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
-    COVERED.contains(&first)
+    COVERED.iter().any(|covered| Path::new(path).starts_with(covered))
 }
 
 fn packages(names: &[String], fine: impl Fn(&str) -> bool) -> Result<(), String> {
@@ -306,7 +327,7 @@ fn packages(names: &[String], fine: impl Fn(&str) -> bool) -> Result<(), String>
 
 fn place(path: &str) -> Result<(), String> {
     let parts = absolute(path)?;
-    if parts.as_os_str() == "/" || is_covered(path) {
+    if parts == Path::new("/") || parts == Path::new("/home") || is_covered(path) {
         return Err(format!("writes to {path:?}, which every sandbox covers with its own"));
     }
     Ok(())
@@ -359,7 +380,7 @@ mod tests {
               { pip = ["numpy==2.2.1", "requests[socks] >= 2"] },
               { npm = ["@types/node@22"] },
               { copy = { from = "app/x.py", to = "/opt/x.py" } },
-              { user = "sandbox" }, { workdir = "/opt" }, { env = { A = "b c" } },
+              { user = "sandbox" }, { workdir = "/home/app" }, { workdir = "/workspace" }, { env = { A = "b c" } },
               { run = "echo $A" }, { run = ["echo", "$A"] },
             ]
             start = ["python3", "/opt/x.py"]
@@ -370,8 +391,8 @@ mod tests {
             "#,
         )
         .unwrap();
-        assert_eq!(recipe.from, Ground::Debian { debian: "trixie".into() });
-        assert_eq!(recipe.steps[8].what(), "run echo $A");
+        assert_eq!(recipe.from, Ground::Debian(Debian { debian: "trixie".into() }));
+        assert_eq!(recipe.steps[9].what(), "run echo $A");
         assert_eq!(recipe.start.unwrap().argv().len(), 2);
         assert_eq!(recipe.ready.unwrap().argv()[0], "/bin/sh");
         assert_eq!(recipe.limits.memory_bytes, Some(1 << 30));
@@ -402,6 +423,9 @@ mod tests {
             r#"{ env = { "A=B" = "x" } }"#,
             r#"{ user = "0" }"#,
             r#"{ workdir = "../x" }"#,
+            r#"{ workdir = "/workspace/x" }"#,
+            r#"{ workdir = "/home/sandbox/x" }"#,
+            r#"{ copy = { from = "x", to = "/home/sandbox/x" } }"#,
             r#"{ run = "" }"#,
             r#"{ run = [] }"#,
             r#"{ install = ["x"] }"#,
@@ -417,6 +441,8 @@ mod tests {
             "from = \"base\"\nlimits = { memory_bytes = 1 }",
             "from = \"base\"\nlimits = { swap = 1 }",
             "from = \"base\"\nunknown = 1",
+            "from = { debian = \"trixie\", mirror = \"x\" }",
+            "from = \"base\"\nstart = []",
         ] {
             assert!(Recipe::parse(whole).is_err(), "{whole}");
         }

@@ -2,7 +2,7 @@
 //!
 //! Nothing is asked of a registry but through the broker that serves sandboxes, under a policy that opens the internet and nothing else:
 //! a reference, a redirection or a place to log in that leads to a private address is refused after its name was resolved. A
-//! registry at such an address is asked only if the operator names it, and only it.
+//! registry at such an address is asked only if the operator names it, and then only its host is.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -106,7 +106,7 @@ impl Way {
         let proxy = format!("http://{}", listener.local_addr().map_err(failed)?);
         let door = tokio::spawn(serve(listener, Arc::clone(broker), party));
         egress::gate::upstream::use_ring();
-        let (protocol, direct) = own_registry(own)?;
+        let (protocol, direct) = own_registry(own, reference.resolve_registry())?;
         let config = ClientConfig {
             protocol,
             connect_timeout: Some(CONNECT_WITHIN),
@@ -141,7 +141,8 @@ impl Way {
         let blobs = directory.join("blobs/sha256");
         std::fs::create_dir_all(&blobs).map_err(failed("make directory", &blobs))?;
         self.blob(&manifest.config, &blobs, (1, 1), watch).await?;
-        self.policy.send_modify(|policy| policy.bytes_max = bytes.saturating_add(2 * WORDS_BYTES_MAX));
+        self.policy
+            .send_modify(|policy| policy.bytes_max = bytes.saturating_add(bytes / 16 + 2 * WORDS_BYTES_MAX));
         let known = known(layers, &blobs, &manifest)?;
         let count = manifest.layers.len();
         for (index, layer) in manifest.layers.iter().enumerate() {
@@ -166,6 +167,7 @@ impl Way {
         watch: Watch<'_>,
     ) -> Result<(), Error> {
         let path = blobs.join(hash(blob)?);
+        super::check_room(blobs, size(blob))?;
         watch(Progress::Layer { number, count, bytes: Some(size(blob)) });
         let mut stream =
             self.client.pull_blob_stream(&self.reference, blob).await.map_err(|error| self.failed(&error))?;
@@ -201,8 +203,8 @@ async fn serve(listener: TcpListener, broker: Arc<Broker>, party: Arc<Party>) {
     }
 }
 
-/// How the operator's own registry is asked: whether without TLS, and that it is asked directly.
-fn own_registry(own: Option<&str>) -> Result<(ClientProtocol, Option<String>), Error> {
+/// How the operator's own registry is asked: whether without TLS, and that its host is asked directly, if it is the one that is wanted.
+fn own_registry(own: Option<&str>, wanted: &str) -> Result<(ClientProtocol, Option<String>), Error> {
     let Some(own) = own else { return Ok((ClientProtocol::Https, None)) };
     let (plain, host) = match own.split_once("://") {
         Some(("http", host)) => (true, host),
@@ -215,7 +217,14 @@ fn own_registry(own: Option<&str>) -> Result<(ClientProtocol, Option<String>), E
         }
     };
     let host = host.trim_end_matches('/');
+    if host != wanted {
+        return Err(unsound(
+            format!("the image is to come from {wanted}, and --registry names {host:?}"),
+            "Name the registry of the image, with its port, or none.",
+        ));
+    }
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name).to_owned();
+    api::host::Host::parse(&name).map_err(Error::Request)?;
     let protocol =
         if plain { ClientProtocol::HttpsExcept(vec![host.to_owned()]) } else { ClientProtocol::Https };
     Ok((protocol, Some(name)))
@@ -315,9 +324,17 @@ mod tests {
 
     #[test]
     fn an_own_registry_is_named_with_how_it_is_asked() {
-        let (_, direct) = own_registry(Some("http://registry.lan:5000")).unwrap();
-        assert_eq!(direct.as_deref(), Some("registry.lan"));
-        assert!(own_registry(Some("registry.lan:5000")).is_err());
-        assert_eq!(own_registry(None).unwrap().1, None);
+        let own = |named: Option<&str>| own_registry(named, "registry.lan:5000");
+        assert_eq!(own(Some("http://registry.lan:5000")).unwrap().1.as_deref(), Some("registry.lan"));
+        for bad in [
+            "registry.lan:5000",
+            "http://registry.lan",
+            "http://other.lan:5000",
+            "http://*",
+            "http://10.0.0.0/8",
+        ] {
+            assert!(own(Some(bad)).is_err(), "{bad}");
+        }
+        assert_eq!(own(None).unwrap().1, None);
     }
 }

@@ -24,6 +24,7 @@ use hyper::Method;
 use runtime::{Profile, Spec};
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::cache::Log;
 use super::recipe::Step;
@@ -34,11 +35,11 @@ use crate::exec::Event;
 use crate::link::Ask;
 use crate::sandbox::Sandbox;
 
-/// One step, from its first command to its layer.
+/// One command of a step.
 const STEP_WITHIN: Duration = Duration::from_secs(60 * 60);
 /// Everybody in the sandbox is ended before the first byte comes.
 const PACK_WITHIN: Duration = Duration::from_secs(60);
-/// What a step may use: compilers and package managers. The disk holds what it changes.
+/// What a step may use: compilers and package managers. The disk holds what it changes. On a small machine, less memory.
 const LIMITS: Limits = Limits {
     memory_bytes: 3 << 30,
     cpu_millis: 4000,
@@ -46,7 +47,7 @@ const LIMITS: Limits = Limits {
     disk_bytes: 8 << 30,
     disk_inodes: 1 << 20,
     tmp_bytes: 1 << 30,
-    ttl_ms: 65 * 60 * 1000,
+    ttl_ms: 4 * 3600 * 1000,
 };
 /// What is shown of the end of what a step said that failed.
 const TAIL_BYTES: usize = 1500;
@@ -169,18 +170,17 @@ impl Builder {
     ) -> Result<Option<(layers::Making, super::Unpacked)>, Error> {
         let spec = Spec {
             layers: below.clone(),
-            limits: LIMITS,
+            limits: limits(),
             profile: Profile::Build,
             guest: self.guest.clone(),
         };
-        let sandbox =
-            Arc::new(Sandbox::start(Arc::clone(&self.runtime), crate::machine::fresh_id()?, &spec).await?);
-        let attendant = tokio::spawn(let_out(
+        let sandbox = Arc::new(Sandbox::start(Arc::clone(&self.runtime), self.fresh_id()?, &spec).await?);
+        let attendant = AbortOnDropHandle::new(tokio::spawn(let_out(
             Arc::clone(&sandbox),
             Arc::clone(&self.broker),
             work.policy.clone(),
             Arc::clone(ears.log),
-        ));
+        )));
         let worked = async {
             for (index, spec) in work.commands.iter().enumerate() {
                 run(&sandbox, index, spec, &ears).await?;
@@ -194,7 +194,7 @@ impl Builder {
             }
         }
         .await;
-        attendant.abort();
+        drop(attendant);
         let stopped = sandbox.stop(Duration::ZERO).await;
         let made = worked?;
         stopped?;
@@ -219,7 +219,10 @@ async fn run(sandbox: &Sandbox, index: usize, spec: &ExecSpec, ears: &Ears<'_>) 
                     (ears.watch)(Progress::Says(line));
                 }
             }
-            Some(Event::Gap { .. }) => {}
+            Some(Event::Gap { from, to, .. }) => {
+                let line = format!("\n# {} bytes were not kept\n", to - from);
+                ears.log.lock().unwrap_or_else(PoisonError::into_inner).say(line.as_bytes());
+            }
             Some(Event::End(ExecEnd { outcome: Outcome::Exited { code: 0 }, .. })) => return Ok(()),
             Some(Event::End(end)) => return Err(not_well(spec, &end, &tail)),
             None => return Err(Error::Protocol("the output of a step ended without an end".into())),
@@ -280,6 +283,13 @@ async fn let_out(sandbox: Arc<Sandbox>, broker: Arc<Broker>, policy: Policy, log
     };
     let party = Arc::new(Party::new(crate::egress::fixed(policy), Box::new(tell)));
     crate::egress::attend(&sandbox, &broker, &party).await;
+}
+
+fn limits() -> Limits {
+    let machine = rustix::system::sysinfo();
+    let total = machine.totalram.saturating_mul(u64::from(machine.mem_unit));
+    let memory_bytes = LIMITS.memory_bytes.min(total);
+    Limits { memory_bytes, tmp_bytes: LIMITS.tmp_bytes.min(memory_bytes / 2), ..LIMITS }
 }
 
 fn preset(preset: Preset) -> Policy {

@@ -42,7 +42,7 @@ pub struct Template {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub imports: Vec<String>,
     /// What sandboxes may use, unless they say otherwise.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "WantedLimits::is_default")]
     pub limits: WantedLimits,
     /// When it was made, in seconds since 1970.
     pub built_at: u64,
@@ -182,8 +182,13 @@ impl Store {
         check_name(name)?;
         let path = self.path(name);
         match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(missing(name)),
-            other => other.map_err(failed("remove", &path)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(missing(name)),
+            other => other.map_err(failed("remove", &path))?,
+        }
+        let log = super::cache::log_path(&self.data, name)?;
+        match fs::remove_file(&log) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", &log)(error)),
+            _ => Ok(()),
         }
     }
 
