@@ -343,3 +343,19 @@ fn a_step_below_that_is_made_again_has_those_above_it_made_again() {
         }
     });
 }
+
+#[test]
+fn a_user_kernel_builds_what_hides_nothing() {
+    on(&["runsc"], async |lab| {
+        lend_template(lab.data(), "base", 'b');
+        let recipe = "from = \"base\"\nsteps = [{ pip = [\"idna\"] }, { run = \"id -u > /srv/who; mkdir -p /opt/x/y; echo later >> /etc/issue\" }]";
+        let (template, _) = build(lab, "inside", recipe, Path::new(".")).await.unwrap();
+        let seen = said(
+            lab,
+            &template,
+            "cat /srv/who; tail -1 /etc/issue; python3 -c 'import idna; print(idna.__name__)'",
+        )
+        .await;
+        assert_eq!(seen, "0\nlater\nidna\n");
+    });
+}
