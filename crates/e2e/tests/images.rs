@@ -104,7 +104,15 @@ fn every_recipe_is_built_from_nothing_and_holds_what_it_should() {
                     "-e",
                     "console.log(process.version)",
                 ]);
-                String::from_utf8_lossy(&output.stdout).into_owned()
+                assert!(String::from_utf8_lossy(&output.stdout).starts_with('v'), "{output:?}");
+                let recipe = place.path().join("typed.toml");
+                let step = "from = \"node\"\nsteps = [{ npm = [\"typescript@5.6\"] }, { run = \"tsc --version\" }]\n";
+                fs::write(&recipe, step).unwrap();
+                let (seconds, _) = shop.build(&recipe);
+                format!(
+                    "{} and a step of npm in {seconds:.0} s",
+                    String::from_utf8_lossy(&output.stdout).trim()
+                )
             }
             "python" => shop.python("python", COMPILED),
             "analysis" => {
