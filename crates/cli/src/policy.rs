@@ -22,7 +22,7 @@ pub struct Arguments {
     /// Its id or its name.
     sandbox: SandboxId,
     /// What may leave it from now on: HOST, HOST:PORT or HOST:PORT/PATH, a preset (python-packages, node-packages,
-    /// debian-packages, each with =NAME,NAME for these packages alone; git), secret:NAME=HOST[:PORT][/PATH] or secret:NAME@HEADER=HOST, or open; can be given more than once.
+    /// debian-packages, each with =NAME,NAME for these packages alone; git), secret:NAME=HOST, secret:NAME=HOST:PORT/PATH or secret:NAME@HEADER=HOST, or open; can be given more than once.
     #[arg(long = "allow", value_name = "WHAT")]
     allow: Vec<String>,
     /// Nothing may leave it from now on.
