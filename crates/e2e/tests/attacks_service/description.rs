@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use api::account::{Quota, Role};
 use e2e::lab::script;
-use e2e::service::{PLENTY, Service, served};
+use e2e::service::{PLENTY, Service, served, until};
 use serde_json::{Value, json};
 
 use crate::ground::{file, held, keyed, recovers, small};
@@ -46,6 +47,8 @@ fn no_request_the_description_can_think_of_breaks_the_server() {
         };
         // How long ago something was changes by itself.
         let settled = || look().map(|text| text.split("ended_ms_ago").next().unwrap_or_default().to_owned());
+        let ended = async || look()[1].contains("ended_ms_ago");
+        until(Duration::from_secs(20), "the exec has ended", ended).await;
         let before = settled();
         assert!(before[1].contains(exec.as_str().unwrap()), "{before:?}");
         for (who, key) in callers {
