@@ -9,7 +9,6 @@ use api::{Error, SandboxId, ports};
 use client::Client;
 use tokio::io::copy_bidirectional_with_sizes;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
 use crate::connect::{Connection, answer, explain};
@@ -83,12 +82,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         let (client, sandbox, places) = (client.clone(), sandbox.clone(), Arc::clone(&places));
         tokio::spawn(take(listener, client, sandbox, remote, places));
     }
-    let watch = |kind| signal(kind).map_err(|error| platform(format!("cannot watch for signals: {error}")));
-    let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
+    crate::wait_for_end().await?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -215,18 +215,16 @@ fn platform(message: String) -> api::Error {
     }
 }
 
-/// Waits until somebody wants this command to end. Never, where that cannot be heard.
-async fn interrupted() {
+/// Waits until somebody wants this command to end.
+async fn wait_for_end() -> Result<(), api::Error> {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut interrupt), Ok(mut terminate)) =
-        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-    else {
-        return std::future::pending().await;
-    };
+    let watch = |kind| signal(kind).map_err(|error| platform(format!("cannot watch for signals: {error}")));
+    let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }
+    Ok(())
 }
 
 /// The error for what was interrupted.

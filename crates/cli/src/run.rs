@@ -160,7 +160,7 @@ async fn on_this_machine(
     let readiness = Readiness::of(&template);
     let ready = tokio::select! {
         ready = readiness.bring_about(&sandbox, &policy) => ready.map_err(|error| error.to_api()),
-        () = crate::interrupted(), if !readiness.is_empty() => Err(crate::given_up()),
+        ended = crate::wait_for_end(), if !readiness.is_empty() => ended.and_then(|()| Err(crate::given_up())),
     };
     let ended = match ready {
         Ok(()) => live(&sandbox, &exec_spec, (limits.memory_bytes, arguments.exec.json)).await,

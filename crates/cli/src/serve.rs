@@ -24,7 +24,6 @@ use node::{Machine, Node, clock};
 use runtime::Runtime;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::configuration::{Configuration, Log};
 use crate::{platform, show};
@@ -102,7 +101,7 @@ async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments
     platform.audit.record(Entry::new(clock::wall_ms(), Act::ServerStart));
     let scheme = if configuration.tls()?.is_some() { "https" } else { "http" };
     announce(&format!("{scheme}://{address}"), new.as_ref(), arguments)?;
-    wait_for_end().await?;
+    crate::wait_for_end().await?;
     let live = platform.node.status().sandboxes;
     if live > 0 {
         show::note(&format!("{live} sandboxes go on; the next `belljar serve` takes them over"));
@@ -190,16 +189,6 @@ fn write_key(path: &Path, secret: &str) -> Result<(), Error> {
         fix: "The key is lost: mend the path, move the store away and start again.".into(),
         ..platform(format!("cannot write the first key to {}: {error}", path.display()))
     })
-}
-
-async fn wait_for_end() -> Result<(), Error> {
-    let watch = |kind| signal(kind).map_err(|error| platform(format!("cannot watch for signals: {error}")));
-    let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    Ok(())
 }
 
 /// Each sandbox takes four descriptors and each connection one; the usual limit is far below what a full machine needs.

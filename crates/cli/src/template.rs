@@ -237,7 +237,10 @@ async fn with_bar<T>(
     };
     let made = tokio::select! {
         made = act(&builder, &watch) => Some(made),
-        () = crate::interrupted() => None,
+        ended = crate::wait_for_end() => {
+            ended?;
+            None
+        }
     };
     bar.finish_and_clear();
     match made {
