@@ -318,7 +318,8 @@ fn a_sandbox_is_started_when_what_its_template_starts_is_ready() {
 
             let failed = client.create(&request("ends")).await.unwrap_err();
             let told = format!("{failed:?}");
-            assert!(told.contains("has ended") && told.contains("not yet"), "{told}");
+            assert!(told.contains("has ended with status 3") && told.contains("not yet"), "{told}");
+            assert!(told.contains("broken"), "what it said itself comes first: {told}");
         }
         service.assert_nothing_left().await;
     });

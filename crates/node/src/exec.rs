@@ -396,3 +396,17 @@ pub(crate) async fn launch(home: &Home, id: &ExecId, spec: &ExecSpec) -> Result<
     let ask = Ask { method: Method::PUT, path: format!("/execs/{id}"), body: body.into() };
     home.link.call(&ask, ANSWER_WITHIN).await
 }
+
+/// How a command ended, for people.
+pub(crate) fn ended(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Exited { code } => format!("ended with status {code}"),
+        Outcome::Signaled { signal } => format!("ended by signal {signal}"),
+        Outcome::Timeout => "ended by its deadline".into(),
+        Outcome::Oom => "ended because its memory was used up".into(),
+        Outcome::OutputLimit => "ended because it wrote too much".into(),
+        Outcome::Cancelled => "ended because it was cancelled".into(),
+        Outcome::SandboxLost { .. } => "ended with its sandbox".into(),
+        Outcome::Unknown => "ended, and nobody knows how".into(),
+    }
+}

@@ -63,16 +63,11 @@ impl Readiness {
             if tried.end.outcome == (Outcome::Exited { code: 0 }) {
                 return Ok(());
             }
-            let ended = self.start.is_some().then_some(());
-            let ended = match ended {
-                Some(()) => sandbox.execs().await?.into_iter().find(|exec| exec.id == started),
-                None => None,
-            };
-            if let Some(outcome) = ended.and_then(|exec| exec.outcome) {
-                return Err(not_ready(
-                    format!("what the template starts has ended: {outcome:?}"),
-                    &tried.stderr,
-                ));
+            let begun = sandbox.execs().await?.into_iter().find(|exec| exec.id == started);
+            if let Some(outcome) = begun.and_then(|exec| exec.outcome) {
+                let why = format!("what the template starts has {}", crate::exec::ended(&outcome));
+                let said = sandbox.reader(started).collect().await?.stderr;
+                return Err(not_ready(why, &[said, tried.stderr].concat()));
             }
             if Instant::now() >= until {
                 let why = format!("the template's `ready` did not succeed within {READY_WITHIN:?}");

@@ -190,6 +190,12 @@ pub fn keep_few_pools() {
     let _ = unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
 }
 
+/// The memory that this machine has.
+pub fn machine_memory_bytes() -> u64 {
+    let machine = rustix::system::sysinfo();
+    machine.totalram.saturating_mul(u64::from(machine.mem_unit))
+}
+
 /// One way to isolate. Implementations are cheap to share; every method may be called again after any failure.
 #[async_trait::async_trait]
 pub trait Runtime: Send + Sync {

@@ -235,9 +235,7 @@ fn variables(wishes: &Wishes) -> Result<BTreeMap<String, String>, Error> {
     let mut variables = BTreeMap::new();
     for text in listed {
         let (name, value) = text.split_once('=').unwrap_or((text, ""));
-        let starts = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
-        let letters = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        if !starts || !letters || value.contains('\0') || text.len() > api::limits::WORD_BYTES_MAX {
+        if !super::recipe::is_variable(name, value) {
             return Err(unsound(
                 format!("the image has the variable {:?}, which no program could have", shown(text)),
                 "Make the image again without it.",

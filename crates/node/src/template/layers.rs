@@ -280,6 +280,11 @@ pub(super) fn write(path: &Path, text: &[u8]) -> Result<(), Error> {
 pub(super) struct Hashing(Sha256);
 
 impl Hashing {
+    /// Takes some bytes.
+    pub(super) fn take(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
     /// The digest of all.
     pub(super) fn finish(self) -> String {
         format!("sha256:{}", hexadecimal(&self.0.finalize()))
@@ -288,7 +293,7 @@ impl Hashing {
 
 impl Write for Hashing {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
+        self.take(bytes);
         Ok(bytes.len())
     }
 

@@ -342,7 +342,8 @@ fn absolute(path: &str) -> Result<PathBuf, String> {
     Err(format!("names {path:?}, which is not a path from the root without `..`"))
 }
 
-fn is_variable(name: &str, value: &str) -> bool {
+/// Whether a program could have this variable.
+pub(super) fn is_variable(name: &str, value: &str) -> bool {
     let starts = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
     starts
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')

@@ -19,16 +19,13 @@ use api::policy::{Policy, Preset};
 use api::{ErrorCode, ExecId, Layer, Ran, Retry};
 use bytes::Bytes;
 use egress::{Broker, Decision, Party, Told};
-use http_body_util::BodyExt;
 use hyper::Method;
 use runtime::{Profile, Spec};
-use sha2::{Digest, Sha256};
-use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::cache::Log;
 use super::recipe::Step;
-use super::unpack::{Piece, Source};
+use super::unpack::Source;
 use super::{Builder, Progress, Watch, layers};
 use crate::error::Error;
 use crate::exec::Event;
@@ -51,7 +48,6 @@ const LIMITS: Limits = Limits {
 };
 /// What is shown of the end of what a step said that failed.
 const TAIL_BYTES: usize = 1500;
-const PIECES_WAITING: usize = 4;
 
 /// What the steps before have set.
 #[derive(Clone, Debug, Default)]
@@ -237,37 +233,6 @@ async fn changes(sandbox: &Sandbox) -> Result<Source, Error> {
     Ok(Source::of_guest(body))
 }
 
-impl Source {
-    /// An archive that a guest makes while it is read.
-    pub(super) fn of_guest(mut body: hyper::body::Incoming) -> Self {
-        let (sender, pieces) = mpsc::channel(PIECES_WAITING);
-        tokio::spawn(async move {
-            let mut hasher = Sha256::new();
-            let last = loop {
-                match body.frame().await {
-                    None => {
-                        break Piece::End(format!("sha256:{}", layers::hexadecimal(&hasher.finalize())));
-                    }
-                    Some(Err(error)) => {
-                        break Piece::Failed(Error::Protocol(format!(
-                            "what a step changed broke off: {error}"
-                        )));
-                    }
-                    Some(Ok(frame)) => {
-                        let Ok(bytes) = frame.into_data() else { continue };
-                        hasher.update(&bytes);
-                        if sender.send(Piece::Bytes(bytes)).await.is_err() {
-                            return;
-                        }
-                    }
-                }
-            };
-            let _ = sender.send(last).await;
-        });
-        Self { compression: api::layer::Compression::None, pieces, _building: None }
-    }
-}
-
 /// Lets out what the step is for; what was not let out, and which packages came, is in the log.
 async fn let_out(sandbox: Arc<Sandbox>, broker: Arc<Broker>, policy: Policy, log: Arc<Mutex<Log>>) {
     let tell = move |told: Told| {
@@ -286,9 +251,7 @@ async fn let_out(sandbox: Arc<Sandbox>, broker: Arc<Broker>, policy: Policy, log
 }
 
 fn limits() -> Limits {
-    let machine = rustix::system::sysinfo();
-    let total = machine.totalram.saturating_mul(u64::from(machine.mem_unit));
-    let memory_bytes = LIMITS.memory_bytes.min(total);
+    let memory_bytes = LIMITS.memory_bytes.min(runtime::machine_memory_bytes());
     Limits { memory_bytes, tmp_bytes: LIMITS.tmp_bytes.min(memory_bytes / 2), ..LIMITS }
 }
 
@@ -303,14 +266,16 @@ fn preset(preset: Preset) -> Policy {
 
 fn not_well(spec: &ExecSpec, end: &ExecEnd, tail: &[u8]) -> Error {
     let program = spec.argv.first().map_or("", String::as_str);
+    let of = end.memory.map_or_else(String::new, |memory| format!(" of {} bytes", memory.limit_bytes));
     let how = match &end.outcome {
-        Outcome::Exited { code } => format!("ended with status {code}"),
-        Outcome::Signaled { signal } => format!("was ended by signal {signal}"),
         Outcome::Timeout => format!("took longer than {STEP_WITHIN:?}"),
-        Outcome::Oom => format!("used more than {} bytes of memory", LIMITS.memory_bytes),
-        Outcome::OutputLimit | Outcome::Cancelled | Outcome::SandboxLost { .. } | Outcome::Unknown => {
-            "was ended with its sandbox".to_owned()
-        }
+        Outcome::Oom => format!("used up the memory{of} that a step has"),
+        other @ (Outcome::Exited { .. }
+        | Outcome::Signaled { .. }
+        | Outcome::OutputLimit
+        | Outcome::Cancelled
+        | Outcome::SandboxLost { .. }
+        | Outcome::Unknown) => crate::exec::ended(other),
     };
     let said = String::from_utf8_lossy(tail);
     Error::Request(api::Error {

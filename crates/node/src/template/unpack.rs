@@ -16,10 +16,11 @@ use api::SandboxId;
 use api::layer::{Compression, LayerReport};
 use api::limits::Limits;
 use bytes::Bytes;
+use http_body_util::BodyExt as _;
 use http_body_util::channel::Channel;
 use hyper::Method;
+use hyper::body::Incoming;
 use runtime::{Profile, Runtime, Spec};
-use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 
 use super::base::Building;
@@ -102,6 +103,31 @@ impl Source {
         Ok(Self { compression, pieces, _building: None })
     }
 
+    /// An archive that a guest makes while it is read.
+    pub(super) fn of_guest(mut body: Incoming) -> Self {
+        let (sender, pieces) = mpsc::channel(PIECES_WAITING);
+        tokio::spawn(async move {
+            let mut hasher = layers::Hashing::default();
+            let last = loop {
+                match body.frame().await {
+                    None => break Piece::End(hasher.finish()),
+                    Some(Err(error)) => {
+                        break Piece::Failed(Error::Protocol(format!("a layer broke off: {error}")));
+                    }
+                    Some(Ok(frame)) => {
+                        let Ok(bytes) = frame.into_data() else { continue };
+                        hasher.take(&bytes);
+                        if sender.send(Piece::Bytes(bytes)).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            };
+            let _ = sender.send(last).await;
+        });
+        Self { compression: Compression::None, pieces, _building: None }
+    }
+
     /// An archive that is written by a thread of its own.
     pub(super) fn made(make: impl FnOnce(&mut dyn io::Write) -> Result<(), Error> + Send + 'static) -> Self {
         let (sender, pieces) = mpsc::channel(PIECES_WAITING);
@@ -136,7 +162,7 @@ impl io::Write for Outlet {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.hasher.write_all(&self.now)?;
+        self.hasher.take(&self.now);
         let piece = Piece::Bytes(std::mem::take(&mut self.now).into());
         self.sender.blocking_send(piece).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
@@ -201,14 +227,14 @@ impl Unpack {
 
 /// Reads to the end, hashing, and hands on what it reads. Stops early when nobody takes it.
 pub(super) fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<Piece>) -> io::Result<String> {
-    let mut hasher = Sha256::new();
+    let mut hasher = layers::Hashing::default();
     loop {
         let mut bytes = Vec::with_capacity(PIECE_BYTES);
         reader.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut bytes)?;
         if bytes.is_empty() {
-            return Ok(format!("sha256:{}", layers::hexadecimal(&hasher.finalize())));
+            return Ok(hasher.finish());
         }
-        hasher.update(&bytes);
+        hasher.take(&bytes);
         if sender.blocking_send(Piece::Bytes(bytes.into())).is_err() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }

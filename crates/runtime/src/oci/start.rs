@@ -56,8 +56,7 @@ fn check(spec: &Spec) -> Result<(), Error> {
             why: format!("there are {}, and 1 to {LAYERS_MAX} can be mounted", spec.layers.len()),
         });
     }
-    let machine = rustix::system::sysinfo();
-    let total = machine.totalram.saturating_mul(u64::from(machine.mem_unit));
+    let total = crate::machine_memory_bytes();
     if spec.limits.memory_bytes > total {
         return Err(Error::Capacity {
             what: "memory",
