@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use api::SandboxId;
 use api::limits::{Limits, WantedLimits};
-use api::policy::Policy;
 use api::sandbox::{CreateSandbox, EndReason, Sandbox as Shown, SandboxEvent, SandboxState, Tier, Usage};
 use api::server::NodeStatus;
 use egress::{Broker, Gate};
@@ -132,7 +131,10 @@ impl Node {
             None => {
                 let wanted = &order.request.datasets;
                 let datasets = self.shared.datasets.resolve(&order.project, wanted).await?;
-                self.vouch(&order.project, &self.policy_of(&order.request)?).await?;
+                // A template binds no secrets: they are a project's.
+                if let Some(policy) = &order.request.policy {
+                    self.vouch(&order.project, policy).await?;
+                }
                 // Until the record is written, the template's layers are kept by this lock, and then by the record.
                 let _using = template::using(&self.shared.data).await?;
                 self.admit(id, order, datasets)?
@@ -316,14 +318,6 @@ impl Node {
         tokio::task::spawn_blocking(tidied)
             .await
             .map_err(|source| Error::System { act: "remove layers".into(), source: source.into() })?
-    }
-
-    /// The policy that a request leads to: its own, or the template's.
-    fn policy_of(&self, request: &CreateSandbox) -> Result<Policy, Error> {
-        match &request.policy {
-            Some(policy) => Ok(policy.clone()),
-            None => Ok(template::Store::new(&self.shared.data).load(&request.template)?.policy),
-        }
     }
 
     fn entry(&self, id: &SandboxId) -> Option<Arc<Entry>> {
