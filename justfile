@@ -52,12 +52,13 @@ bench *args:
     @{{tests}} {{measured}} --no-run --test "real_*"
     @{{sudo}}env BELLJAR_BINARY={{target}}/{{measured}}/belljar {{target}}/{{measured}}/bench {{args}}
 
-# A server killed again and again, sandboxes that come and go, large files: in full size; `just soak kills=50 cycles=100` for less
+# A server killed again and again, sandboxes that come and go, thousands of forks, large files: in full size; `just soak kills=50 cycles=100` for less
 soak *sizes:
     @{{tests}} release --no-run --test "real_*"
-    @env kills=200 cycles=1000 bytes=5368709120 files=100000 {{sizes}} scripts/steps \
+    @env kills=200 cycles=1000 runs=10000 bytes=5368709120 files=100000 {{sizes}} scripts/steps \
         kills 'BELLJAR_KILLS=$kills {{soaked}} --test real_service -- --test-threads=1 --nocapture' \
         cycles 'BELLJAR_CYCLES=$cycles {{soaked}} --test real_cycles -- --test-threads=1 --nocapture' \
+        runs 'BELLJAR_RUNS=$runs {{soaked}} --test real_runs -- --test-threads=1 --nocapture' \
         sharing 'BELLJAR_CROWD=$cycles {{soaked}} --test real_sharing -- --test-threads=1 --nocapture' \
         files 'BELLJAR_TRANSFER_BYTES=$bytes BELLJAR_ARCHIVE_FILES=$files {{soaked}} --test real_files -- --test-threads=1 --nocapture'
 

@@ -5,17 +5,19 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::artifact::Keep;
+use crate::code::Code;
 use crate::error::Error;
-use crate::id::ExecId;
+use crate::id::{ContextId, ExecId};
 use crate::limits;
 use crate::terminal::TerminalSize;
 
-/// A request to run one command. Sent with `PUT /execs/{id}`; sent again with the same id it changes nothing.
+/// A request to run one command, or code. Sent with `PUT /execs/{id}`; sent again with the same id it changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ExecSpec {
-    /// The program and its arguments. A program without `/` is looked up in `PATH`.
+    /// The program and its arguments. A program without `/` is looked up in `PATH`. Empty where code is run.
+    #[serde(default)]
     pub argv: Vec<String>,
     /// Variables added to the sandbox's own few.
     #[serde(default)]
@@ -49,6 +51,9 @@ pub struct ExecSpec {
     // Left out where there is none: a guest of a release that knew no terminals refuses fields it does not know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
+    /// Code to run instead of a command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<Code>,
     /// Which of the files that it makes or changes are kept; none, if nothing is said. For the node: a guest is not told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifacts: Option<Keep>,
@@ -80,7 +85,7 @@ pub enum Background {
     Kill,
 }
 
-/// One of the two output streams of an exec.
+/// One of the streams of an exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -89,6 +94,9 @@ pub enum Stream {
     Stdout,
     /// Descriptor 2.
     Stderr,
+    /// What code shows besides: lines of JSON, each a [`crate::code::ResultLine`]. A gap is all of them: of execs that ended long ago, output makes
+    /// room for others'.
+    Results,
 }
 
 /// The exit code of a guest whose time to live was over.
@@ -157,6 +165,12 @@ pub struct ExecInfo {
     pub stdout_bytes: u64,
     /// Bytes written to standard error so far.
     pub stderr_bytes: u64,
+    /// Bytes of results so far.
+    #[serde(default)]
+    pub results_bytes: u64,
+    /// The context it is a cell of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<ContextId>,
     /// Bytes of standard input taken so far: the offset of the next.
     #[serde(default)]
     pub stdin_bytes: u64,
@@ -191,6 +205,12 @@ pub struct ExecEnd {
     pub stderr_bytes: u64,
     /// Bytes of standard error that were not kept.
     pub stderr_dropped: u64,
+    /// All bytes of results.
+    #[serde(default)]
+    pub results_bytes: u64,
+    /// Whether the context it was a cell of lost its variables.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub state_lost: bool,
     /// How long the command itself ran, in microseconds.
     pub duration_us: u64,
     /// Processes it left behind, alive when it ended.
@@ -241,11 +261,13 @@ impl ExecSpec {
     /// # Errors
     /// The first thing wrong with the request, as an error with `ran: no`.
     pub fn check(&self) -> Result<(), Error> {
-        let Some(program) = self.argv.first() else {
-            return Err(Error::invalid("argv is empty", "Name the program to run as argv[0]."));
-        };
-        if program.is_empty() {
-            return Err(Error::invalid("argv[0] is empty", "Name the program to run as argv[0]."));
+        match (&self.code, self.argv.first()) {
+            (Some(code), _) => code.check(self)?,
+            (None, Some(program)) if !program.is_empty() => {}
+            (None, program) => {
+                let what = if program.is_some() { "argv[0] is empty" } else { "argv is empty" };
+                return Err(Error::invalid(what, "Name the program to run as argv[0]."));
+            }
         }
         let argv_bytes: usize = self.argv.iter().map(|word| word.len() + 1).sum();
         let env_bytes: usize = self.env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();

@@ -109,6 +109,7 @@ fn stream_code(stream: Stream) -> u8 {
     match stream {
         Stream::Stdout => 1,
         Stream::Stderr => 2,
+        Stream::Results => 3,
     }
 }
 
@@ -116,6 +117,7 @@ fn stream_of(code: u8) -> Result<Stream, BadFrame> {
     match code {
         1 => Ok(Stream::Stdout),
         2 => Ok(Stream::Stderr),
+        3 => Ok(Stream::Results),
         _ => Err(BadFrame::Header),
     }
 }

@@ -1,4 +1,4 @@
-//! The names of sandboxes and execs.
+//! The names of sandboxes, execs and contexts.
 //!
 //! A sandbox id is a host name, a directory name and a cgroup name at once, so its alphabet is the smallest of
 //! the three: lower-case letters and digits, a letter first, at most [`ID_BYTES_MAX`].
@@ -22,6 +22,12 @@ pub struct SandboxId(String);
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, pattern = "^[a-z][a-z0-9]{0,39}$"))]
 #[serde(try_from = "String", into = "String")]
 pub struct ExecId(String);
+
+/// The name of one context inside its sandbox. Chosen by the asker, so that asking twice makes one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, pattern = "^[a-z][a-z0-9]{0,39}$"))]
+#[serde(try_from = "String", into = "String")]
+pub struct ContextId(String);
 
 /// Why a text is not an id.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -54,6 +60,18 @@ impl ExecId {
     }
 }
 
+impl ContextId {
+    /// A fresh id from 16 random bytes: `c` and 25 letters or digits.
+    pub fn from_random(bytes: [u8; 16]) -> Self {
+        Self(spell('c', bytes))
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 impl FromStr for SandboxId {
     type Err = NotAnId;
 
@@ -63,6 +81,14 @@ impl FromStr for SandboxId {
 }
 
 impl FromStr for ExecId {
+    type Err = NotAnId;
+
+    fn from_str(text: &str) -> Result<Self, NotAnId> {
+        check(text).map(Self)
+    }
+}
+
+impl FromStr for ContextId {
     type Err = NotAnId;
 
     fn from_str(text: &str) -> Result<Self, NotAnId> {
@@ -86,6 +112,14 @@ impl TryFrom<String> for ExecId {
     }
 }
 
+impl TryFrom<String> for ContextId {
+    type Error = NotAnId;
+
+    fn try_from(text: String) -> Result<Self, NotAnId> {
+        text.parse()
+    }
+}
+
 impl From<SandboxId> for String {
     fn from(id: SandboxId) -> Self {
         id.0
@@ -98,6 +132,12 @@ impl From<ExecId> for String {
     }
 }
 
+impl From<ContextId> for String {
+    fn from(id: ContextId) -> Self {
+        id.0
+    }
+}
+
 impl fmt::Display for SandboxId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -105,6 +145,12 @@ impl fmt::Display for SandboxId {
 }
 
 impl fmt::Display for ExecId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for ContextId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

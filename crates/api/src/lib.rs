@@ -2,9 +2,10 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`id`] | the names of sandboxes and execs, checked once, when they are made |
+//! | [`id`] | the names of sandboxes, execs and contexts, checked once, when they are made |
 //! | [`sandbox`] | what a sandbox is asked to be, how it is doing, and why it ended |
 //! | [`exec`] | what an exec is asked to do, how it is doing, and how it ended |
+//! | [`code`] | running code: what is asked for, what it shows, interpreters that stay |
 //! | [`terminal`] | an exec on a pseudo-terminal, and what is said about it over a WebSocket |
 //! | [`output`] | an exec's output as lines of JSON, for the public API |
 //! | [`policy`] | what may leave a sandbox |
@@ -29,6 +30,7 @@
 
 pub mod account;
 pub mod artifact;
+pub mod code;
 pub mod dataset;
 pub mod error;
 pub mod exec;
@@ -49,4 +51,4 @@ pub mod server;
 pub mod terminal;
 
 pub use error::{Error, ErrorCode, Layer, Ran, Retry};
-pub use id::{ExecId, SandboxId};
+pub use id::{ContextId, ExecId, SandboxId};

@@ -37,12 +37,36 @@ pub const ARGV_ENV_BYTES_MAX: usize = 2_000_000;
 pub const WORD_BYTES_MAX: usize = 131_071;
 /// What a listing shows of an argv.
 pub const ARGV_SHOWN_BYTES: usize = 256;
-/// The last uid of a sandbox's range that is not `nobody` or the kernel's overflow id.
-pub const UID_MAX: u32 = 65_533;
+/// The last uid of a sandbox's range that an exec may have. Above it are that of the interpreter, and `nobody`.
+pub const UID_MAX: u32 = 65_532;
+/// The user of the interpreter that runs of code are forked from: nobody else has it, so nobody can signal it.
+pub const INTERPRETER_UID: u32 = UID_MAX + 1;
 /// The user that code runs as (A2.03).
 pub const UID: u32 = 1000;
 /// Its name (A2.03).
 pub const USER: &str = "sandbox";
+/// The code of one run (A3.07).
+pub const CODE_BYTES_MAX: usize = 5_000_000;
+/// The code of one cell of a shell, which reads it byte by byte.
+pub const SHELL_CELL_BYTES_MAX: usize = 262_144;
+/// Packages that a run may name.
+pub const REQUIREMENTS_MAX: usize = 100;
+/// One of them.
+pub const REQUIREMENT_BYTES_MAX: usize = 512;
+/// How long an installation may take, unless another time is asked for (A4.07).
+pub const INSTALL_MS: u64 = 120_000;
+/// The most that may be asked for (A4.07).
+pub const INSTALL_MS_MAX: u64 = 300_000;
+/// What one line of results may hold: a picture of several megapixels in base64.
+pub const RESULT_BYTES_MAX: usize = 8_100_000;
+/// What all results of one exec may hold together.
+pub const RESULTS_BYTES_MAX: u64 = 32_000_000;
+/// Contexts of one sandbox at once: each is a process.
+pub const CONTEXTS_MAX: usize = 32;
+/// From a reason to end a cell to its end, at most: interrupted, interrupted again, killed.
+pub const CELL_GRACE_MS: u64 = 4000;
+/// Cells that may wait for their turn in one context.
+pub const CELLS_WAITING_MAX: usize = 100;
 /// Execs a guest keeps in its table, ended ones included; the oldest ended ones make room.
 pub const EXECS_MAX: usize = 1024;
 /// Terminals of one sandbox at once. Each is memory of the kernel, and on a container's host there are 4096 for all.
@@ -254,7 +278,7 @@ mod tests {
             EXEC_GROUPS.count() > EXECS_MAX,
             "a full table needs a group for each exec, and one for the next"
         );
-        assert!(*EXEC_GROUPS.end() < UID_MAX && UID_MAX < UID_RANGE);
+        assert!(*EXEC_GROUPS.end() < UID_MAX && INTERPRETER_UID < UID_RANGE - 2);
     }
 
     #[test]

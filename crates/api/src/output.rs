@@ -6,13 +6,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::code::ResultLine;
 use crate::error::Error;
 use crate::exec::{ExecEnd, ExecInfo, Stream};
 
 /// The content type of such a stream.
 pub const NDJSON: &str = "application/x-ndjson";
-/// The longest line: what one frame of the guest holds, escaped at worst to six bytes for one.
-pub const LINE_BYTES_MAX: usize = 7 << 20;
+/// The longest line: what one frame of the guest holds, escaped at worst to six bytes for one, or the largest result.
+pub const LINE_BYTES_MAX: usize = 8 << 20;
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +46,16 @@ pub enum OutputLine {
         from: u64,
         /// The first that is there again.
         to: u64,
+    },
+    /// Something that code shows besides what it writes.
+    Result {
+        /// Where it begins in the stream of results.
+        offset: u64,
+        /// Where the next one begins.
+        next: u64,
+        /// What it is, and where among the other two streams.
+        #[serde(flatten)]
+        line: ResultLine,
     },
     /// Nothing happened for a while; the exec still runs.
     Heartbeat,

@@ -39,7 +39,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     let mut exec = client.reader(sandbox, id).taking(limits::OUTPUT_BYTES);
     if arguments.from_end {
         let info = answer(&client, client.exec_info(sandbox, id)).await?;
-        exec.seek(info.stdout_bytes, info.stderr_bytes);
+        exec.seek(info.stdout_bytes, info.stderr_bytes, info.results_bytes);
     }
     let mut output = Output::new(arguments.json);
     let followee = Followee { client: &client, sandbox, stdin: false, interrupt: Interrupt::Leaves };

@@ -75,6 +75,7 @@ impl Followee<'_> {
             match event {
                 Some(Some(Event::Data { stream, bytes, .. })) => output.take(stream, &bytes)?,
                 Some(Some(Event::Gap { from, to, .. })) => output.miss(to - from),
+                Some(Some(Event::Result { line, .. })) => output.result(line)?,
                 Some(Some(Event::End(end))) => return Ok(Followed::Ended(end)),
                 Some(None) => return Ok(Followed::CaughtUp),
                 None if self.interrupt == Interrupt::Leaves => return Ok(Followed::Left),
@@ -119,6 +120,7 @@ async fn feed(client: &Client, sandbox: &SandboxId, exec: &ExecId) {
     }
 }
 
-fn watch(kind: SignalKind) -> Result<Signal, Error> {
+/// Watches for a signal from now on.
+pub fn watch(kind: SignalKind) -> Result<Signal, Error> {
     signal(kind).map_err(|error| crate::platform(format!("cannot watch for signals: {error}")))
 }

@@ -5,6 +5,8 @@
 //! | [`run`] | `belljar run`: one command in one sandbox, in this process or on a server |
 //! | [`create`], [`list`], [`stop`] | sandboxes of a server |
 //! | [`exec`], [`attach`], [`logs`] | commands in them |
+//! | [`python`], [`repl`], [`context`] | code in them, once or line by line, and interpreters that stay |
+//! | [`results`] | what code showed, as a person sees it |
 //! | [`forward`] | ports of a sandbox as ports of this machine |
 //! | [`shell`] | a terminal in one |
 //! | [`cp`], [`ls`], [`cat`], [`edit`], [`watch`] | files in them |
@@ -31,6 +33,7 @@ mod attach;
 mod cat;
 mod configuration;
 mod connect;
+mod context;
 mod cp;
 mod create;
 mod doctor;
@@ -50,8 +53,11 @@ mod output;
 mod packages;
 mod policy;
 mod project;
+mod python;
 mod quantity;
+mod repl;
 mod request;
+mod results;
 mod run;
 mod secret;
 mod serve;
@@ -101,6 +107,10 @@ enum Command {
     List(list::Arguments),
     /// Runs a command in a sandbox.
     Exec(exec::Arguments),
+    /// Runs code in a sandbox: a file, a line, or what is typed.
+    Python(python::Arguments),
+    /// Makes, lists and ends interpreters that stay in a sandbox.
+    Context(context::Arguments),
     /// Opens a terminal in a sandbox.
     Shell(shell::Arguments),
     /// Follows a command that was started before.
@@ -174,6 +184,8 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Create(create) => create::run(&connection, create).await,
         Command::List(list) => list::run(&connection, list).await,
         Command::Exec(exec) => exec::run(&connection, exec).await,
+        Command::Python(python) => python::run(&connection, python).await,
+        Command::Context(context) => context::run(&connection, context).await,
         Command::Shell(shell) => shell::run(&connection, shell).await,
         Command::Attach(attach) => attach::run(&connection, attach).await,
         Command::Logs(logs) => logs::run(&connection, logs).await,

@@ -3,9 +3,11 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
+use api::code::ResultLine;
 use api::exec::{ExecEnd, Outcome, Stream};
 use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId, limits};
 
+use crate::results::Results;
 use crate::show;
 
 /// Where the output of one command goes: on, as it comes, or into one JSON object.
@@ -13,11 +15,28 @@ pub struct Output {
     json: bool,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
+    /// Where what code shows goes, and in JSON what it showed.
+    results: Results,
+    shown: Vec<ResultLine>,
 }
 
 impl Output {
     pub fn new(json: bool) -> Self {
-        Self { json, stdout: Vec::new(), stderr: Vec::new() }
+        Self::showing(json, Results::naming())
+    }
+
+    /// The same, for code, which shows more than it writes.
+    pub fn showing(json: bool, results: Results) -> Self {
+        Self { json, stdout: Vec::new(), stderr: Vec::new(), results, shown: Vec::new() }
+    }
+
+    /// Takes a result as it comes.
+    pub fn result(&mut self, line: ResultLine) -> Result<(), Error> {
+        if !self.json {
+            return self.results.show(&line);
+        }
+        self.shown.push(line);
+        Ok(())
     }
 
     /// Takes bytes as they come.
@@ -31,6 +50,8 @@ impl Output {
                 let _ = to.write_all(bytes).and_then(|()| to.flush());
                 Ok(())
             }
+            // Results come as lines.
+            (_, Stream::Results) => Ok(()),
             (false, Stream::Stderr) => {
                 let _ = std::io::stderr().lock().write_all(bytes);
                 Ok(())
@@ -53,6 +74,9 @@ impl Output {
             }
         } else {
             explain(end, memory);
+            if end.state_lost {
+                show::note("the context has lost its variables; the next cell begins without");
+            }
         }
         ExitCode::from(u8::try_from(end.outcome.shell_code() & 0xff).unwrap_or(crate::FAILED))
     }
@@ -64,6 +88,7 @@ impl Output {
             "outcome": end.map(|end| &end.outcome),
             "stdout": String::from_utf8_lossy(&self.stdout),
             "stderr": String::from_utf8_lossy(&self.stderr),
+            "results": self.shown,
             "stdout_bytes": end.map(|end| end.stdout_bytes),
             "stdout_dropped": end.map(|end| end.stdout_dropped),
             "stderr_bytes": end.map(|end| end.stderr_bytes),
@@ -71,6 +96,7 @@ impl Output {
             "duration_us": end.map(|end| end.duration_us),
             "left_running": end.map(|end| end.left_running),
             "memory": end.map(|end| end.memory),
+            "state_lost": end.map(|end| end.state_lost),
         })
     }
 }

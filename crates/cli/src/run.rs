@@ -228,6 +228,8 @@ async fn follow(
         match event {
             Some(Event::Data { stream, bytes, .. }) => output.take(stream, &bytes)?,
             Some(Event::Gap { from, to, .. }) => output.miss(to - from),
+            // Only code shows any.
+            Some(Event::Result { .. }) => {}
             Some(Event::End(end)) => return Ok(end),
             None => return Err(node::Error::Protocol("the output ended without an end".into()).to_api()),
         }

@@ -195,6 +195,109 @@ fn exec_streams_and_exits_with_the_commands_own_code() {
     assert_eq!((report["stdout"].as_str(), code), (Some("hi\n"), Some(7)));
 }
 
+/// Code that writes `hi`, shows a figure and a value, and says two things about its run.
+fn shown(line: &str) -> Answer {
+    if !line.starts_with("POST") {
+        return honest(line);
+    }
+    let result = |offset: u64, result: Value| json!({"type": "result", "offset": offset, "next": offset + 10, "stdout": 3, "stderr": 0, "result": result});
+    let figure = json!({"kind": "display", "name": "figure_1.png",
+                        "data": {"image/png": "YWJj", "text/plain": "<Figure>"}});
+    let end = json!({"outcome": {"kind": "exited", "code": 3}, "stdout_bytes": 3, "stdout_dropped": 0, "stderr_bytes": 0,
+                     "stderr_dropped": 0, "results_bytes": 50, "state_lost": true, "duration_us": 9, "left_running": 0});
+    let lines = [
+        json!({"type": "started", "exec": info()}),
+        json!({"type": "data", "stream": "stdout", "offset": 0, "text": "hi\n"}),
+        result(0, json!({"kind": "installed", "packages": [{"module": "cv2", "package": "opencv\u{1b}"}]})),
+        result(10, figure.clone()),
+        result(20, figure),
+        result(30, json!({"kind": "display", "data": {"text/html": "<b>x</b>"}})),
+        result(40, json!({"kind": "value", "data": {"text/plain": "42", "text/html": "<b>42</b>"}})),
+        json!({"type": "end", "end": end}),
+    ];
+    Answer(200, lines.iter().map(|line| format!("{line}\n")).collect(), false)
+}
+
+#[test]
+fn code_shows_its_values_saves_its_figures_and_exits_with_its_own_code() {
+    let server = Server::start(shown);
+    let place = tempfile::tempdir().unwrap();
+    let mut command = server.command(&["python", "s1", "-c", "x = 1", "--requirement", "numpy"]);
+    let (stdout, stderr, code) = said(&command.current_dir(place.path()).output().unwrap());
+    assert_eq!((stdout.as_str(), code), ("hi\n42\n", Some(3)));
+    assert_eq!(
+        stderr,
+        "belljar: installed opencv\\u{1b}\nbelljar: saved figure_1.png (3 B)\nbelljar: saved figure_1-2.png (3 B)\n\
+         belljar: shown, and not text: text/html\n\
+         belljar: the context has lost its variables; the next cell begins without\n"
+    );
+    assert_eq!(std::fs::read(place.path().join("figure_1-2.png")).unwrap(), b"abc");
+    let asked = server.seen()[0].clone();
+    assert!(
+        asked.contains(r#""source":"x = 1""#) && asked.contains(r#""requirements":["numpy"]"#),
+        "{asked}"
+    );
+    let (stdout, _, code) = server.belljar(&["python", "s1", "--json", "--context", "c1", "-c", "x"]);
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((report["results"].as_array().map(Vec::len), code), (Some(5), Some(3)));
+    assert!(server.seen()[1].contains(r#""context":"c1""#));
+}
+
+#[test]
+fn code_comes_from_a_file_or_from_standard_input() {
+    let server = Server::start(shown);
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("report.py");
+    std::fs::write(&file, "from_file = 1").unwrap();
+    for (words, text) in
+        [(vec!["python", "s1", file.to_str().unwrap()], ""), (vec!["python", "s1"], "from_pipe = 1")]
+    {
+        let mut command = server.command(&words);
+        let mut child = command
+            .current_dir(place.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(3));
+    }
+    let seen = server.seen();
+    assert!(seen[0].contains("from_file = 1") && seen[1].contains("from_pipe = 1"), "{seen:?}");
+    let (_, stderr, code) = server.belljar(&["python", "s1", "/nowhere.py"]);
+    assert!(code == Some(125) && stderr.contains("/nowhere.py"), "{stderr}");
+}
+
+#[test]
+fn contexts_are_listed_looked_into_and_ended() {
+    let context = || {
+        json!({"id": "c1", "language": "python", "cwd": "/workspace", "state": "lost", "cells": 3, "waiting": 0,
+               "restarts": 1, "lost": "oom"})
+    };
+    let server = Server::start(move |line| match line.split(' ').collect::<Vec<_>>().as_slice() {
+        ["POST", "/v1/sandboxes/s1/contexts"] => Answer(201, context().to_string(), false),
+        ["GET", "/v1/sandboxes/s1/contexts"] => Answer(200, json!({"items": [context()]}).to_string(), false),
+        ["GET", "/v1/sandboxes/s1/contexts/c1/variables"] => {
+            let variable = json!({"name": "x", "type": "numpy.ndarray", "shape": [2, 3], "size": 48, "preview": "[\u{1b}"});
+            Answer(200, json!({"items": [variable]}).to_string(), false)
+        }
+        ["DELETE", "/v1/sandboxes/s1/contexts/c1"] => Answer(204, String::new(), false),
+        ["POST", "/v1/sandboxes/s1/contexts/c1/restart" | "/v1/sandboxes/s1/contexts/c1/interrupt"] => {
+            Answer(200, context().to_string(), false)
+        }
+        other => panic!("nobody asks for {other:?}"),
+    });
+    assert_eq!(server.belljar(&["context", "create", "s1"]).0, "c1\n");
+    let (stdout, _, code) = server.belljar(&["context", "list", "s1"]);
+    assert!(code == Some(0) && stdout.contains("lost (oom)") && stdout.contains("/workspace"), "{stdout}");
+    let (stdout, ..) = server.belljar(&["context", "variables", "s1", "c1"]);
+    assert!(stdout.contains("2 x 3") && stdout.contains("48 B") && !stdout.contains('\u{1b}'), "{stdout}");
+    for act in ["restart", "interrupt", "remove"] {
+        assert_eq!(server.belljar(&["context", act, "s1", "c1"]).2, Some(0), "{act}");
+    }
+}
+
 #[test]
 fn run_makes_a_sandbox_on_the_server_and_stops_it() {
     let server = Server::start(honest);

@@ -9,8 +9,9 @@
 //!
 //! The exec lives in the sandbox, not in a connection. A reader that lost its connection asks for the rest from the
 //! offsets it has reached, and checks what it is told: every byte must follow the one before, and the end must agree with
-//! what was read. A stream that stops without an end was cut; it never counts as an end.
+//! what was read. Results are lines, told whole: a reader goes on after the last one it had. A stream that stops without an end was cut; it never counts as an end.
 
+use api::code::ResultLine;
 use api::exec::{ExecEnd, ExecInfo, ExecSpec, OutputMode, Stream};
 use api::output::{NDJSON, OutputLine};
 use api::{ErrorCode, ExecId, Layer, Ran, Retry, SandboxId, limits};
@@ -38,8 +39,8 @@ pub struct Exec {
     sandbox: SandboxId,
     id: ExecId,
     info: Option<ExecInfo>,
-    /// What the caller has had of both streams.
-    position: [u64; 2],
+    /// What the caller has had of the three streams.
+    position: [u64; 3],
     taking: Option<Taking>,
     follow: bool,
     /// Without `follow`: whether all that is there now has come.
@@ -70,6 +71,15 @@ pub enum Event {
         /// The first that is there again.
         to: u64,
     },
+    /// Something that code shows besides what it writes, in order with it.
+    Result {
+        /// Where it begins in the stream of results.
+        offset: u64,
+        /// Where the next one begins.
+        next: u64,
+        /// What it is.
+        line: ResultLine,
+    },
     /// It has ended. Nothing comes after.
     End(ExecEnd),
 }
@@ -81,6 +91,8 @@ pub struct Collected {
     pub stdout: Vec<u8>,
     /// Standard error; a gap leaves nothing.
     pub stderr: Vec<u8>,
+    /// What code showed.
+    pub results: Vec<ResultLine>,
     /// How it ended.
     pub end: ExecEnd,
 }
@@ -101,7 +113,7 @@ impl Exec {
             sandbox,
             id,
             info: None,
-            position: [0; 2],
+            position: [0; 3],
             taking: None,
             follow: true,
             caught_up: false,
@@ -141,8 +153,8 @@ impl Exec {
     }
 
     /// Reads from these offsets on instead of from the first byte.
-    pub fn seek(&mut self, stdout: u64, stderr: u64) {
-        self.position = [stdout, stderr];
+    pub fn seek(&mut self, stdout: u64, stderr: u64, results: u64) {
+        self.position = [stdout, stderr, results];
         self.leave();
     }
 
@@ -156,10 +168,9 @@ impl Exec {
         self.info.as_ref()
     }
 
-    /// The offsets reached on standard output and standard error.
-    pub fn position(&self) -> (u64, u64) {
-        let [stdout, stderr] = self.position;
-        (stdout, stderr)
+    /// The offsets reached on standard output, standard error and results.
+    pub fn position(&self) -> (u64, u64, u64) {
+        self.position.into()
     }
 
     /// The next thing that happens; nothing after the end. Goes on over as many connections as it takes, and may be dropped
@@ -213,16 +224,19 @@ impl Exec {
     /// # Errors
     /// As [`Exec::next`]; `too_large` for an exec in mode `block` that wrote more than fits.
     pub async fn collect(mut self) -> Result<Collected, Error> {
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let (mut stdout, mut stderr, mut results) = (Vec::new(), Vec::new(), Vec::new());
         loop {
             match self.next().await? {
                 Some(Event::Data { stream: Stream::Stdout, bytes, .. }) => stdout.extend_from_slice(&bytes),
                 Some(Event::Data { stream: Stream::Stderr, bytes, .. }) => stderr.extend_from_slice(&bytes),
-                Some(Event::Gap { .. }) => {}
-                Some(Event::End(end)) => return Ok(Collected { stdout, stderr, end }),
+                Some(Event::Result { line, .. }) => results.push(line),
+                // Of results there are no bytes.
+                Some(Event::Data { stream: Stream::Results, .. } | Event::Gap { .. }) => {}
+                Some(Event::End(end)) => return Ok(Collected { stdout, stderr, results, end }),
                 None => return Err(self.client.link.protocol("the output ended without an end".into())),
             }
-            if stdout.len().max(stderr.len()) as u64 > COLLECTED_BYTES_MAX {
+            let [.., shown] = self.position;
+            if shown.max(stdout.len().max(stderr.len()) as u64) > COLLECTED_BYTES_MAX {
                 return Err(Error::Refused(too_large(&self.id)));
             }
         }
@@ -230,8 +244,9 @@ impl Exec {
 
     /// The request for everything that was not read yet.
     fn rest(&self) -> Ask {
-        let ([stdout, stderr], follow) = (self.position, self.follow);
-        let path = format!("{}/output?stdout={stdout}&stderr={stderr}&follow={follow}", self.path());
+        let ([stdout, stderr, results], follow) = (self.position, self.follow);
+        let offsets = format!("stdout={stdout}&stderr={stderr}&results={results}");
+        let path = format!("{}/output?{offsets}&follow={follow}", self.path());
         Ask::get(path).accept(NDJSON).within(self.client.link.options.silence_max)
     }
 
@@ -246,9 +261,22 @@ impl Exec {
             OutputLine::Heartbeat => {
                 // Nothing happens: perhaps because the process waits for us.
                 if let Some(taking) = &mut self.taking {
-                    taking.now = taking.told != self.position;
+                    let [stdout, stderr, _] = self.position;
+                    taking.now = taking.told != [stdout, stderr];
                 }
                 Ok(None)
+            }
+            OutputLine::Data { stream: Stream::Results, .. } => {
+                Err(self.lie("bytes of results, which are lines".into()))
+            }
+            OutputLine::Result { offset, next, line } => {
+                let at = self.at(Stream::Results);
+                let was = *at;
+                if offset != was || next <= offset {
+                    return Err(self.lie(format!("a result from {offset} to {next} came at {was}")));
+                }
+                *at = next;
+                Ok(Some(Event::Result { offset, next, line }))
             }
             OutputLine::Data { stream, offset, text, base64 } => {
                 let bytes = self.bytes(text, base64)?;
@@ -268,11 +296,12 @@ impl Exec {
                 Ok(Some(Event::Gap { stream, from, to }))
             }
             OutputLine::End { end } => {
-                if [end.stdout_bytes, end.stderr_bytes] != self.position {
-                    let [stdout, stderr] = self.position;
-                    let (wrote, erred) = (end.stdout_bytes, end.stderr_bytes);
-                    return Err(self
-                        .lie(format!("the end says {wrote} and {erred} bytes, {stdout} and {stderr} came")));
+                let said = [end.stdout_bytes, end.stderr_bytes, end.results_bytes];
+                if said != self.position {
+                    let came = self.position;
+                    return Err(
+                        self.lie(format!("the end says {said:?} bytes of each stream, {came:?} came"))
+                    );
                 }
                 self.ended = true;
                 self.lines = None;
@@ -296,7 +325,7 @@ impl Exec {
 
     /// Tells the server what was taken: everything that the caller had before it asked for more.
     async fn tell(&mut self) -> Result<(), Error> {
-        let ([stdout, stderr], path) = (self.position, self.path());
+        let ([stdout, stderr, _], path) = (self.position, self.path());
         let Some(taking) = &mut self.taking else { return Ok(()) };
         let [told_stdout, told_stderr] = taking.told;
         let most = stdout.saturating_sub(told_stdout).max(stderr.saturating_sub(told_stderr));
@@ -319,10 +348,11 @@ impl Exec {
     }
 
     fn at(&mut self, stream: Stream) -> &mut u64 {
-        let [stdout, stderr] = &mut self.position;
+        let [stdout, stderr, results] = &mut self.position;
         match stream {
             Stream::Stdout => stdout,
             Stream::Stderr => stderr,
+            Stream::Results => results,
         }
     }
 
@@ -331,7 +361,8 @@ impl Exec {
         self.lines = None;
         self.caught_up = false;
         if let Some(taking) = &mut self.taking {
-            taking.now = self.position != [0; 2];
+            let [stdout, stderr, _] = self.position;
+            taking.now = stdout + stderr > 0;
         }
     }
 

@@ -1,5 +1,7 @@
 //! What a client does with execs, other than reading one.
 
+use std::time::Duration;
+
 use api::exec::{ExecInfo, ExecSpec, SignalRequest};
 use api::output::OutputLine;
 use api::server::{Page, Signaled};
@@ -14,8 +16,11 @@ use crate::link::{Ask, Failure};
 use crate::patience::Trouble;
 use crate::stdin::Stdin;
 
+/// A server waits 90 s for an interpreter that imports what its template names.
+pub(crate) const CODE_WITHIN: Duration = Duration::from_secs(100);
+
 impl Client {
-    /// Starts a command and reads it. However often it has to be asked, it is started once.
+    /// Starts a command or code and reads it. However often it has to be asked, it is started once.
     ///
     /// # Errors
     /// The command could not be started, or the sandbox is gone.
@@ -40,7 +45,7 @@ impl Client {
     pub async fn start(&self, sandbox: &SandboxId, spec: &ExecSpec) -> Result<ExecInfo, Error> {
         spec.check().map_err(Error::Refused)?;
         let path = format!("/v1/sandboxes/{sandbox}/execs");
-        self.link.call(&Ask::new(Method::POST, path).json(spec)?.once()?).await
+        self.link.call(&self.starting(path, spec)?).await
     }
 
     /// The execs of a sandbox, ended ones included.
@@ -96,9 +101,16 @@ impl Client {
         Ok(said.processes)
     }
 
+    /// The request for a start. Code may have to wait for its interpreter.
+    fn starting(&self, path: String, spec: &ExecSpec) -> Result<Ask, Error> {
+        let ask = Ask::new(Method::POST, path).json(spec)?.once()?;
+        let within = self.link.options.answer_within;
+        Ok(if spec.code.is_some() { ask.within(within.max(CODE_WITHIN)) } else { ask })
+    }
+
     async fn exec_at(&self, path: String, sandbox: &SandboxId, spec: &ExecSpec) -> Result<Exec, Error> {
         spec.check().map_err(Error::Refused)?;
-        let ask = Ask::new(Method::POST, path).json(spec)?.once()?.accept(api::output::NDJSON);
+        let ask = self.starting(path, spec)?.accept(api::output::NDJSON);
         let mut attempts = self.link.attempts();
         loop {
             match self.try_exec(&ask).await {
@@ -119,7 +131,12 @@ impl Client {
                 Ok(OutputLine::Started { exec }) => return Ok((exec, lines)),
                 Ok(OutputLine::Heartbeat) => {}
                 Ok(OutputLine::Error { error }) => return Err(last_words(error)),
-                Ok(OutputLine::Data { .. } | OutputLine::Gap { .. } | OutputLine::End { .. }) => {
+                Ok(
+                    OutputLine::Data { .. }
+                    | OutputLine::Gap { .. }
+                    | OutputLine::Result { .. }
+                    | OutputLine::End { .. },
+                ) => {
                     return Err(fatal(
                         self.link.protocol("output of an exec that was not said to be started".into()),
                     ));

@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`Client`] | sandboxes: create, find, list, renew, stop |
 //! | `execs` | execs: start, list, signal, cancel |
+//! | `contexts` | interpreters that stay: create, list, restart, interrupt, remove, variables |
 //! | `artifacts` | what was kept of execs, and datasets for sandboxes |
 //! | `secrets` | secrets: set, list, remove |
 //! | `admin` | projects, keys, the node, the server's health |
@@ -37,6 +38,7 @@
 mod admin;
 mod artifacts;
 mod client;
+mod contexts;
 mod error;
 mod events;
 mod exec;

@@ -31,6 +31,7 @@ use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::thread;
 use std::time::Duration;
 
+use api::exec::ExecSpec;
 use api::{ExecId, SandboxId};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -88,12 +89,20 @@ pub enum Act {
     TierRefused,
     /// A sandbox's idle time was changed.
     Lease,
-    /// An exec was started; the detail is the hash of its argv.
+    /// An exec was started; the detail is the hash of its argv, or of its code.
     Exec,
     /// An exec was sent a signal.
     ExecSignal,
     /// An exec was cancelled.
     ExecCancel,
+    /// A context was asked for; the detail is its id.
+    ContextCreate,
+    /// A context was told to begin anew.
+    ContextRestart,
+    /// The cell that runs in a context was told to end.
+    ContextInterrupt,
+    /// A context was ended.
+    ContextRemove,
     /// A port was opened to everybody or closed again; the detail says which.
     Port,
     /// A connection to a port was made through the API; the detail is the port.
@@ -269,6 +278,15 @@ impl Entry {
     pub fn detail(mut self, text: &str) -> Self {
         self.detail = Some(printable(text, DETAIL_BYTES_MAX));
         self
+    }
+
+    /// What is run: a command as a hash of its words, code as what it is written in, its length and its hash.
+    #[must_use]
+    pub fn command(self, spec: &ExecSpec) -> Self {
+        let Some(code) = &spec.code else { return self.argv(&spec.argv) };
+        let (language, bytes) = (code.language.unwrap_or_default().name(), code.source.len());
+        let hash: [u8; 32] = Sha256::digest(&code.source).into();
+        self.detail(&format!("{language} <code, {bytes} bytes> sha256:{}", chain::hex(&hash)))
     }
 
     /// The command, as a hash: enough to recognise it, not enough to read it.

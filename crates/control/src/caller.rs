@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use api::account::Role;
 use api::server::{IDEMPOTENCY_BYTES_MAX, IDEMPOTENCY_HEADER};
-use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
+use api::{ContextId, Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
 use axum::body::{Body, to_bytes};
 use axum::extract::{ConnectInfo, FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::{HeaderMap, header, request::Parts};
@@ -151,11 +151,22 @@ impl Idempotency {
     /// # Errors
     /// The kernel has no random bytes.
     pub fn exec_id(&self) -> Answer<ExecId> {
-        let bytes = match &self.0 {
+        Ok(ExecId::from_random(self.bytes()?))
+    }
+
+    /// The id of a context, likewise.
+    ///
+    /// # Errors
+    /// The kernel has no random bytes.
+    pub fn context_id(&self) -> Answer<ContextId> {
+        Ok(ContextId::from_random(self.bytes()?))
+    }
+
+    fn bytes(&self) -> Answer<[u8; 16]> {
+        Ok(match &self.0 {
             Some(key) => Sha256::digest(key).first_chunk::<16>().copied().unwrap_or_default(),
             None => random()?,
-        };
-        Ok(ExecId::from_random(bytes))
+        })
     }
 }
 

@@ -7,8 +7,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::code::{ResultLine, RunResult};
 use api::exec::{ExecInfo, Stream};
-use api::output::{NDJSON, OutputLine};
+use api::output::{LINE_BYTES_MAX, NDJSON, OutputLine};
 use api::server::HEARTBEAT_MS;
 use axum::body::Body;
 use axum::http::{StatusCode, header};
@@ -27,6 +28,10 @@ use crate::platform::Platform;
 /// A guest that has an end to tell tells it within a millisecond or so of the last byte.
 const END_WITHIN: Duration = Duration::from_millis(200);
 
+/// A result up to this length fits a line however it is written: a number such as `1e15` becomes four times as long, and nothing
+/// grows more.
+const GROWS_TO_MAX: u64 = LINE_BYTES_MAX as u64 / 8;
+
 /// A stream of one exec's output.
 pub struct Output {
     /// The platform.
@@ -37,12 +42,12 @@ pub struct Output {
     pub exec: Exec,
     /// The stream's place among those of its project.
     pub place: OwnedSemaphorePermit,
-    /// The offsets at which it begins.
-    pub from: [u64; 2],
+    /// The offsets at which it begins, of the three streams.
+    pub from: [u64; 3],
     /// What to say first.
     pub started: Option<ExecInfo>,
     /// Offsets at which to end, for readers that only want what is there.
-    pub until: Option<[u64; 2]>,
+    pub until: Option<[u64; 3]>,
     /// Whether the exec ends with its reader.
     pub cancels: bool,
 }
@@ -83,7 +88,7 @@ impl IntoResponse for Output {
 struct Reader {
     output: Output,
     carried: Carried,
-    reached: [u64; 2],
+    reached: [u64; 3],
     ended: bool,
 }
 
@@ -93,7 +98,7 @@ impl Reader {
         if let Some(exec) = self.output.started.take() {
             return written(&[OutputLine::Started { exec }]);
         }
-        let all = |until: [u64; 2]| until.iter().zip(self.reached).all(|(until, at)| *until <= at);
+        let all = |until: [u64; 3]| until.iter().zip(self.reached).all(|(until, at)| *until <= at);
         let there = self.output.until.is_some_and(all);
         // Of an exec that has ended the end comes at once; for one that goes on, or whose output does, nobody waits.
         let within = if there { END_WITHIN } else { Duration::from_millis(HEARTBEAT_MS) };
@@ -108,20 +113,19 @@ impl Reader {
         let lines = match heard {
             Err(_) => vec![OutputLine::Heartbeat],
             Ok(Ok(Some(Event::Data { stream, offset, bytes }))) => {
-                let [stdout, stderr] = &mut self.reached;
-                let end = offset + bytes.len() as u64;
-                match stream {
-                    Stream::Stdout => *stdout = end,
-                    Stream::Stderr => *stderr = end,
-                }
+                *of(&mut self.reached, stream) = offset + bytes.len() as u64;
                 self.carried.take(stream, offset, &bytes)
             }
+            Ok(Ok(Some(Event::Result { offset, next, line }))) => {
+                *of(&mut self.reached, Stream::Results) = next;
+                // What was written before it is told before it, a character that is not whole included.
+                let mut lines = self.carried.flush_before(Stream::Stdout, line.stdout);
+                lines.extend(self.carried.flush_before(Stream::Stderr, line.stderr));
+                lines.push(result(offset, next, line));
+                lines
+            }
             Ok(Ok(Some(Event::Gap { stream, from, to }))) => {
-                let [stdout, stderr] = &mut self.reached;
-                match stream {
-                    Stream::Stdout => *stdout = to,
-                    Stream::Stderr => *stderr = to,
-                }
+                *of(&mut self.reached, stream) = to;
                 let mut lines = self.carried.flush(stream);
                 lines.push(OutputLine::Gap { stream, from, to });
                 lines
@@ -161,22 +165,12 @@ impl Drop for Reader {
 
 /// Bytes of characters that are not whole yet, and the offset of the first, for each stream.
 #[derive(Default)]
-struct Carried {
-    stdout: (u64, Vec<u8>),
-    stderr: (u64, Vec<u8>),
-}
+struct Carried([(u64, Vec<u8>); 3]);
 
 impl Carried {
-    fn of(&mut self, stream: Stream) -> &mut (u64, Vec<u8>) {
-        match stream {
-            Stream::Stdout => &mut self.stdout,
-            Stream::Stderr => &mut self.stderr,
-        }
-    }
-
     /// Lines for these bytes and what was carried; a character that is cut off at the end is carried on.
     fn take(&mut self, stream: Stream, offset: u64, bytes: &[u8]) -> Vec<OutputLine> {
-        let (at, carried) = self.of(stream);
+        let (at, carried) = of(&mut self.0, stream);
         let first = if carried.is_empty() { offset } else { *at };
         let mut whole = std::mem::take(carried);
         whole.extend_from_slice(bytes);
@@ -194,9 +188,15 @@ impl Carried {
 
     /// What was carried and will not be completed.
     fn flush(&mut self, stream: Stream) -> Vec<OutputLine> {
-        let (at, carried) = self.of(stream);
+        let (at, carried) = of(&mut self.0, stream);
         let bytes = std::mem::take(carried);
         if bytes.is_empty() { Vec::new() } else { vec![data(stream, *at, &bytes)] }
+    }
+
+    /// The same, of what was carried from before an offset.
+    fn flush_before(&mut self, stream: Stream, offset: u64) -> Vec<OutputLine> {
+        let (at, _) = of(&mut self.0, stream);
+        if *at < offset { self.flush(stream) } else { Vec::new() }
     }
 
     fn flush_all(&mut self) -> Vec<OutputLine> {
@@ -204,6 +204,27 @@ impl Carried {
         lines.extend(self.flush(Stream::Stderr));
         lines
     }
+}
+
+/// What there is of one of the three streams.
+fn of<T>([stdout, stderr, results]: &mut [T; 3], stream: Stream) -> &mut T {
+    match stream {
+        Stream::Stdout => stdout,
+        Stream::Stderr => stderr,
+        Stream::Results => results,
+    }
+}
+
+/// A result as a line that everybody can read: what has become too long by being written anew is told as omitted.
+fn result(offset: u64, next: u64, line: ResultLine) -> OutputLine {
+    let told = OutputLine::Result { offset, next, line };
+    let bytes = next - offset;
+    if bytes <= GROWS_TO_MAX || written(std::slice::from_ref(&told)).len() <= LINE_BYTES_MAX {
+        return told;
+    }
+    let OutputLine::Result { line: ResultLine { stdout, stderr, .. }, .. } = told else { return told };
+    let result = RunResult::Omitted { bytes, types: Vec::new() };
+    OutputLine::Result { offset, next, line: ResultLine { stdout, stderr, result } }
 }
 
 fn data(stream: Stream, offset: u64, bytes: &[u8]) -> OutputLine {
@@ -267,6 +288,31 @@ mod tests {
         for cuts in 1..9 {
             assert_eq!(told(&through(text.as_bytes(), cuts)), (text.clone().into_bytes(), true), "{cuts}");
         }
+    }
+
+    #[test]
+    fn a_result_that_grows_by_being_written_is_told_as_omitted() {
+        let line = |count: usize| {
+            let numbers = vec!["1e15"; count].join(",");
+            let result = format!(r#"{{"kind":"value","data":{{"application/json":[{numbers}]}}}}"#);
+            format!(r#"{{"stdout":1,"stderr":0,"result":{result}}}"#)
+        };
+        for (count, fits) in [(10, true), (400_000, true), (490_000, false)] {
+            let text = line(count);
+            let told = result(0, text.len() as u64 + 1, serde_json::from_str(&text).unwrap());
+            assert!(written(std::slice::from_ref(&told)).len() <= LINE_BYTES_MAX);
+            let OutputLine::Result { line, .. } = told else { panic!() };
+            assert_eq!((line.stdout, matches!(line.result, RunResult::Value(_))), (1, fits), "{count}");
+        }
+    }
+
+    #[test]
+    fn half_a_character_is_told_before_the_result_that_follows_it() {
+        let mut carried = Carried::default();
+        let coffee = "☕".as_bytes();
+        assert!(carried.take(Stream::Stdout, 0, &coffee[..2]).is_empty());
+        assert!(carried.flush_before(Stream::Stdout, 0).is_empty(), "it was written after it");
+        assert_eq!(told(&carried.flush_before(Stream::Stdout, 2)).0, &coffee[..2]);
     }
 
     proptest! {

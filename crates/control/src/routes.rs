@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`sandboxes`] | create, list, look, stop, lease, policy, packages, usage, events |
 //! | [`execs`] | start, list, look, read, write, signal, cancel |
+//! | [`contexts`] | interpreters that stay: create, list, look, restart, interrupt, remove, variables |
 //! | [`ports`] | how a port is reached, opening it to everybody, tunnels |
 //! | [`terminals`] | the WebSocket of a terminal, its size |
 //! | [`files`] | look, list, read, write, make, move, copy, remove, edit, watch, archives |
@@ -15,6 +16,7 @@
 
 pub mod admin;
 pub mod artifacts;
+pub mod contexts;
 pub mod datasets;
 pub mod execs;
 pub mod files;
@@ -76,6 +78,11 @@ fn table() -> OpenApiRouter<Arc<Platform>> {
         .routes(routes!(execs::read))
         .routes(routes!(execs::stdin))
         .routes(routes!(execs::signal))
+        .routes(routes!(contexts::create, contexts::list))
+        .routes(routes!(contexts::look, contexts::remove))
+        .routes(routes!(contexts::restart))
+        .routes(routes!(contexts::interrupt))
+        .routes(routes!(contexts::variables))
         .routes(routes!(ports::look, ports::put))
         .routes(routes!(ports::tunnel))
         .routes(routes!(terminals::open))

@@ -86,7 +86,7 @@ impl Session {
         let (replies, replies_to_send) = mpsc::channel(REPLIES_WAITING);
         let (sizes, sizes_to_do) = watch::channel(None);
         let mut reader = self.call.reader(self.info.id.clone());
-        reader.seek(self.from, 0);
+        reader.seek(self.from, 0, 0);
         let id = &self.info.id;
         tokio::select! {
             () = outward(sink, &self.info, reader, replies_to_send) => {}
@@ -141,6 +141,8 @@ async fn outward(
                     continue;
                 }
                 Ok(Some(Event::Gap { from, to, .. })) => (TerminalEvent::Gap { from, to }, false),
+                // Only code shows any, and has no terminal.
+                Ok(Some(Event::Result { .. })) => continue,
                 Ok(Some(Event::End(end))) => (TerminalEvent::End { end }, true),
                 Ok(None) => {
                     let error = node::Error::Protocol("the output ended without an end".into()).to_api();

@@ -1,11 +1,13 @@
-//! The root file system that tests start sandboxes from.
+//! The root file systems that tests start sandboxes from.
 
+use std::collections::BTreeMap;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use node::Machine;
 use node::template::recipe::Recipe;
-use node::template::{Builder, Order, Store};
+use node::template::{Builder, Order, Store, Template};
 use runtime::Tier;
 
 use crate::apart;
@@ -24,20 +26,40 @@ pub fn base() -> PathBuf {
     .clone()
 }
 
+/// Puts a template that comes with Belljar, and takes minutes to build, into a data directory: `interpreter`. It is built once, and
+/// again what has changed in its recipe; its layers are shared.
+pub fn lend(data: &Path, name: &str) {
+    static LENT: Mutex<BTreeMap<String, Template>> = Mutex::new(BTreeMap::new());
+    let kept = Path::new(KEPT);
+    let template = LENT.lock().unwrap().entry(name.to_owned()).or_insert_with(|| build(kept, name)).clone();
+    let layers = data.join("layers");
+    std::fs::create_dir_all(&layers).unwrap();
+    std::fs::set_permissions(&layers, std::fs::Permissions::from_mode(0o711)).unwrap();
+    for key in &template.layers {
+        if !layers.join(key).exists() {
+            symlink(kept.join("layers").join(key), layers.join(key)).unwrap();
+        }
+    }
+    Store::new(data).save(&template).unwrap();
+}
+
 fn built(data: &Path) -> PathBuf {
-    let machine = Machine::open(data).expect("the directory of the test template");
-    let store = Store::new(data);
-    let template = store.load("base").unwrap_or_else(|_| {
-        eprintln!("building the template `base` for the tests, once");
-        apart(async || {
-            machine.tidy().await.unwrap();
-            let builder = Builder::new(&machine, machine.at_least(Tier::Container).unwrap());
-            let recipe = Recipe::parse(include_str!("../../../images/base.toml")).unwrap();
-            let order =
-                Order { name: "base", recipe: &recipe, home: Path::new("."), fresh: false, registry: None };
-            let built = builder.build(&order, &|_| {}).await;
-            built.unwrap_or_else(|error| panic!("{}", node::error::chain(&error)))
-        })
-    });
+    let template = Store::new(data).load("base").unwrap_or_else(|_| build(data, "base"));
     template.layer_directories(data).remove(0)
+}
+
+/// Builds one of the recipes of `images`; what was built before is not built again.
+fn build(data: &Path, name: &str) -> Template {
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images");
+    let recipe = std::fs::read_to_string(images.join(format!("{name}.toml"))).unwrap();
+    let recipe = Recipe::parse(&recipe).unwrap();
+    let machine = Machine::open(data).expect("the directory of the test template");
+    eprintln!("building the template `{name}` for the tests, unless it is there");
+    apart(async || {
+        machine.tidy().await.unwrap();
+        let builder = Builder::new(&machine, machine.at_least(Tier::Container).unwrap());
+        let order = Order { name, recipe: &recipe, home: &images, fresh: false, registry: None };
+        let built = builder.build(&order, &|_| {}).await;
+        built.unwrap_or_else(|error| panic!("{}", node::error::chain(&error)))
+    })
 }

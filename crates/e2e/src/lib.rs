@@ -17,13 +17,15 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stderr,
-    clippy::indexing_slicing
+    clippy::indexing_slicing,
+    clippy::wildcard_enum_match_arm
 )]
 
 pub mod cutter;
 pub mod lab;
 pub mod layer;
 pub mod random;
+pub mod room;
 pub mod service;
 pub mod tmux;
 pub mod traces;

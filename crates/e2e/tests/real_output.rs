@@ -80,7 +80,9 @@ fn ten_gigabytes_are_kept_as_head_and_tail_with_flat_memory() {
                     at = to;
                 }
                 Event::End(end) => break end,
-                other @ (Event::Data { .. } | Event::Gap { .. }) => panic!("{other:?}"),
+                other @ (Event::Data { .. } | Event::Gap { .. } | Event::Result { .. }) => {
+                    panic!("{other:?}")
+                }
             }
             if peak[0] == 0 || at % 97 == 0 {
                 peak = [peak[0].max(resident("self")), peak[1].max(resident(&guest))];
@@ -156,7 +158,9 @@ fn each_byte_comes_once_though_the_channel_is_cut_fifty_times() {
                     at += bytes.len() as u64;
                 }
                 Event::End(end) => break end,
-                other @ (Event::Data { .. } | Event::Gap { .. }) => panic!("{other:?}"),
+                other @ (Event::Data { .. } | Event::Gap { .. } | Event::Result { .. }) => {
+                    panic!("{other:?}")
+                }
             }
             if cuts < 50 && at > (cuts + 1) * total / 52 {
                 cuts += 1;
@@ -285,7 +289,7 @@ fn a_reader_comes_back_at_an_offset() {
         drop(exec);
         for _ in 0..2 {
             let mut reader = sandbox.reader(id.clone());
-            reader.seek(2, 0);
+            reader.seek(2, 0, 0);
             let done = reader.collect().await.unwrap();
             assert_eq!((text(&done).as_str(), done.stderr.as_slice()), ("e\ntwo\n", &b"three\n"[..]));
         }

@@ -12,37 +12,28 @@
 //! The outcome is decided by the first reason to end it, else by how the process ended. Pipes decide nothing: a
 //! process left behind may hold them for ever; what it still writes is counted and thrown away.
 
+mod streams;
+
 use std::cell::{Cell, RefCell};
-use std::io;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-use api::exec::{Background, ExecEnd, ExecInfo, ExecSpec, Outcome, Stream};
+use api::code::Code;
+use api::exec::{Background, ExecEnd, ExecInfo, ExecSpec, Outcome, OutputMode, Stream};
 use api::terminal::TerminalSize;
-use api::{Error, ErrorCode, ExecId, limits};
-use rustix::process::{Signal, WaitStatus};
+use api::{ContextId, Error, ErrorCode, ExecId, limits};
+use rustix::process::Signal;
 use tokio::sync::{Notify, SetOnce};
 use tokio::time::Instant;
 
-use crate::init;
 use crate::launch::{Ends, Terminal};
 use crate::memory::Kills;
 use crate::spare;
-use crate::spool::{Spool, Taken};
+use crate::spool::Spool;
 use crate::stdin::Stdin;
 use crate::sweep::{self, Whom};
 use crate::terminal;
 use crate::watched::Watched;
-
-/// One read of a pipe. Shared by all execs: a read and its spooling happen without a pause between.
-const SCRATCH_BYTES: usize = 256 * 1024;
-/// What a terminal can hold that was written and not read: Linux has 68 KiB, gVisor 128 KiB and a page.
-const TERMINAL_BYTES_MAX: usize = 256 * 1024;
-
-thread_local! {
-    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH_BYTES]);
-}
 
 /// One exec.
 pub struct Exec {
@@ -50,14 +41,19 @@ pub struct Exec {
     argv: String,
     /// Of the request that started it: the same id with another request is a conflict.
     pub fingerprint: u64,
-    group: u32,
-    started: Instant,
+    group: Cell<u32>,
+    /// The context it is a cell of.
+    context: Option<ContextId>,
+    /// Since when its own time runs, once it does: code waits for its turn, and for packages.
+    started: Cell<Option<Instant>>,
+    /// When it is ended, as far as is known.
+    limit: Cell<Option<Instant>>,
     deadline: Option<Duration>,
     grace: Duration,
     background: Background,
     kills: Rc<Kills>,
-    kills_before: u64,
-    spools: RefCell<[Spool; 2]>,
+    kills_before: Cell<u64>,
+    spools: RefCell<[Spool; 3]>,
     /// Its standard input.
     pub stdin: Stdin,
     /// Its terminal, from its start to its end, if it has one.
@@ -66,7 +62,10 @@ pub struct Exec {
     size: Cell<Option<TerminalSize>>,
     /// Whether its process became its program, once that is known.
     verdict: SetOnce<Result<(), Error>>,
-    status: Cell<Option<WaitStatus>>,
+    /// How its process ended, or its cell, once it has.
+    status: RefCell<Option<Outcome>>,
+    /// Whether the context it is a cell of lost its variables.
+    pub state_lost: Cell<bool>,
     reason: RefCell<Option<Outcome>>,
     end: RefCell<Option<ExecEnd>>,
     complete: Cell<bool>,
@@ -82,26 +81,34 @@ impl Exec {
     /// An exec whose process is about to be started.
     pub fn new(id: ExecId, spec: &ExecSpec, fingerprint: u64, group: u32, kills: Rc<Kills>) -> Self {
         let bytes = spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES);
+        let context = spec.code.as_ref().and_then(|code| code.context.clone());
+        let grace = spec.grace_ms.unwrap_or(limits::GRACE_MS);
         let spool = || Spool::new(spec.output, bytes, spare::take);
-        let mut argv = spec.argv.join(" ");
+        // Nothing is written that does not fit: there is no middle to drop, and a gap ends where a line does.
+        let results = Spool::new(OutputMode::Kill, limits::RESULTS_BYTES_MAX, spare::take);
+        let mut argv = spec.code.as_ref().map_or_else(|| spec.argv.join(" "), shown);
         argv.truncate(argv.floor_char_boundary(limits::ARGV_SHOWN_BYTES));
         Self {
             id,
             argv,
             fingerprint,
-            group,
-            started: Instant::now(),
+            group: Cell::new(group),
+            started: Cell::new(None),
+            limit: Cell::new(None),
             deadline: spec.deadline_ms.map(Duration::from_millis),
-            grace: Duration::from_millis(spec.grace_ms.unwrap_or(limits::GRACE_MS)),
+            // An interruption takes its own time, and whoever watches from outside has to know.
+            grace: Duration::from_millis(if context.is_some() { limits::CELL_GRACE_MS } else { grace }),
+            context,
             background: spec.background,
-            kills_before: kills.count(),
+            kills_before: Cell::new(kills.count()),
             kills,
-            spools: RefCell::new([spool(), spool()]),
+            spools: RefCell::new([spool(), spool(), results]),
             stdin: Stdin::default(),
             terminal: RefCell::new(None),
             size: Cell::new(spec.terminal),
             verdict: SetOnce::new(),
-            status: Cell::new(None),
+            status: RefCell::new(None),
+            state_lost: Cell::new(false),
             reason: RefCell::new(None),
             end: RefCell::new(None),
             complete: Cell::new(false),
@@ -113,7 +120,12 @@ impl Exec {
 
     /// The group that all its processes carry.
     pub fn group(&self) -> u32 {
-        self.group
+        self.group.get()
+    }
+
+    /// A cell begins in a process of this group, or has ended.
+    pub fn belong(&self, group: u32) {
+        self.group.set(group);
     }
 
     /// Whether its process has ended.
@@ -129,9 +141,9 @@ impl Exec {
     /// How it is doing; `processes` carry its group.
     pub fn info(&self, processes: u32) -> ExecInfo {
         let end = self.end.borrow();
-        let [stdout, stderr] = &*self.spools.borrow();
-        let ran =
-            end.as_ref().map_or_else(|| self.started.elapsed(), |end| Duration::from_micros(end.duration_us));
+        let [stdout, stderr, results] = &*self.spools.borrow();
+        let since = self.started.get().map_or(Duration::ZERO, |started| started.elapsed());
+        let ran = end.as_ref().map_or(since, |end| Duration::from_micros(end.duration_us));
         let whole_ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         ExecInfo {
             id: self.id.clone(),
@@ -140,44 +152,45 @@ impl Exec {
             processes,
             stdout_bytes: stdout.written(),
             stderr_bytes: stderr.written(),
+            results_bytes: results.written(),
+            context: self.context.clone(),
             stdin_bytes: self.stdin.received(),
             duration_ms: whole_ms(ran),
             deadline_ms: self.deadline.map(whole_ms),
             grace_ms: whole_ms(self.grace),
-            ended_ms_ago: end.as_ref().map(|_| whole_ms(self.started.elapsed().saturating_sub(ran))),
+            ended_ms_ago: end.as_ref().map(|_| whole_ms(since.saturating_sub(ran))),
             terminal: self.size.get(),
         }
     }
 
-    /// Does something with the spool of a stream.
-    pub fn spool<T>(&self, stream: Stream, act: impl FnOnce(&mut Spool) -> T) -> T {
-        let [stdout, stderr] = &mut *self.spools.borrow_mut();
-        act(match stream {
-            Stream::Stdout => stdout,
-            Stream::Stderr => stderr,
-        })
-    }
-
-    /// Bytes of its output that can be read again.
-    pub fn kept(&self) -> u64 {
-        self.spools.borrow().iter().map(Spool::kept).sum()
-    }
-
-    /// Lets go of its output. A reader that comes for it is told of the gap.
-    pub fn forget_output(&self) {
-        self.spools.borrow_mut().iter_mut().for_each(Spool::forget);
-    }
-
-    /// A reader has everything below the offset.
-    pub fn consume(&self, stream: Stream, offset: u64) {
-        self.spool(stream, |spool| spool.consume(offset));
-        self.room.notify_waiters();
-    }
-
-    /// Its process was reaped.
-    pub fn reaped(&self, status: WaitStatus) {
-        self.status.set(Some(status));
+    /// Its process, or its cell, has ended in this way.
+    pub fn reaped(&self, outcome: Outcome) {
+        self.status.replace(Some(outcome));
         self.decided.notify_waiters();
+    }
+
+    /// It begins in earnest: its deadline counts from now. Said once: code that says it again has no more time.
+    pub fn clock(&self) {
+        if self.started.get().is_some() {
+            return;
+        }
+        let now = Instant::now();
+        self.started.set(Some(now));
+        self.limit.set(self.deadline.map(|after| now + after));
+        self.decided.notify_waiters();
+    }
+
+    /// It has so much time until then, for what comes before its own.
+    pub fn prepare(&self, within: Duration) {
+        // What happened while it waited did not happen to it.
+        self.kills_before.set(self.kills.count());
+        self.limit.set(Some(Instant::now() + within));
+        self.decided.notify_waiters();
+    }
+
+    /// The reason to end it, if there is one.
+    pub fn reason(&self) -> Option<Outcome> {
+        self.reason.borrow().clone()
     }
 
     /// Gives a reason to end it. The first one counts; after the end none does.
@@ -185,6 +198,19 @@ impl Exec {
         if !self.has_ended() && self.reason.borrow().is_none() {
             self.reason.replace(Some(reason));
             self.decided.notify_waiters();
+        }
+    }
+
+    /// Waits for a reason to end it.
+    pub async fn until_asked(&self) {
+        loop {
+            let decided = self.decided.notified();
+            tokio::pin!(decided);
+            decided.as_mut().enable();
+            if self.reason.borrow().is_some() {
+                return;
+            }
+            decided.await;
         }
     }
 
@@ -228,7 +254,7 @@ impl Exec {
             Error::invalid(format!("the terminal cannot have that size: {error}"), "Choose another.")
         })?;
         if self.size.replace(Some(size)) != Some(size) && !terminal::tells_sizes(master.get_ref()) {
-            sweep::signal(Whom::Group(self.group), Signal::WINCH);
+            sweep::signal(Whom::Group(self.group()), Signal::WINCH);
         }
         Ok(())
     }
@@ -240,6 +266,13 @@ impl Exec {
         }
     }
 
+    /// A cell is over, in this way unless there was another reason to end it.
+    pub fn over(&self, outcome: Outcome) {
+        self.reaped(outcome);
+        self.finish(0);
+        self.complete();
+    }
+
     /// Lives the exec from start to end.
     pub async fn live(self: Rc<Self>, streams: Vec<(Stream, Rc<Watched>)>) {
         let pumps: Vec<_> = streams
@@ -247,7 +280,7 @@ impl Exec {
             .map(|(stream, pipe)| tokio::task::spawn_local(Rc::clone(&self).pump(*stream, Rc::clone(pipe))))
             .collect();
         self.until_decided().await;
-        if self.status.get().is_none() || self.background == Background::Kill || self.is_struck() {
+        if self.status.borrow().is_none() || self.background == Background::Kill || self.is_struck() {
             self.until_swept().await;
         }
         if self.is_struck() {
@@ -257,7 +290,7 @@ impl Exec {
             pump.abort();
         }
         let pending: Vec<usize> = streams.iter().map(|(_, pipe)| self.pending(pipe)).collect();
-        let left = u32::try_from(sweep::find(Whom::Group(self.group)).len()).unwrap_or(u32::MAX);
+        let left = u32::try_from(sweep::find(Whom::Group(self.group())).len()).unwrap_or(u32::MAX);
         self.finish(left);
         for ((stream, pipe), bytes) in streams.iter().zip(pending) {
             self.drain(*stream, pipe, bytes).await;
@@ -267,33 +300,33 @@ impl Exec {
         self.complete();
         if left > 0 && !is_terminal {
             for (_, pipe) in streams {
-                tokio::task::spawn_local(discard(pipe));
+                tokio::task::spawn_local(streams::discard(pipe));
             }
         }
     }
 
     /// Waits for the end of the process or a reason to end it.
-    async fn until_decided(&self) {
-        let deadline = async {
-            match self.deadline {
-                Some(after) => tokio::time::sleep_until(self.started + after).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::pin!(deadline);
+    pub async fn until_decided(&self) {
         loop {
             // Registered before looking, so that nothing said in between is missed.
             let (decided, struck) = (self.decided.notified(), self.kills.struck.notified());
             tokio::pin!(decided, struck);
             decided.as_mut().enable();
             struck.as_mut().enable();
-            if self.status.get().is_some() || self.reason.borrow().is_some() {
+            if self.status.borrow().is_some() || self.reason.borrow().is_some() {
                 return;
             }
+            let limit = self.limit.get();
+            let due = async {
+                match limit {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 () = decided => {}
                 () = struck => self.ask_to_end(Outcome::Oom),
-                () = &mut deadline => self.ask_to_end(Outcome::Timeout),
+                () = due => self.ask_to_end(Outcome::Timeout),
             }
         }
     }
@@ -302,14 +335,14 @@ impl Exec {
     async fn until_swept(&self) {
         if self.has_terminal() {
             // An interactive shell ignores the SIGTERM that everybody gets. This is what it ends by.
-            sweep::signal(Whom::Group(self.group), Signal::HUP);
+            sweep::signal(Whom::Group(self.group()), Signal::HUP);
         }
-        sweep::end(Whom::Group(self.group), self.grace).await;
+        sweep::end(Whom::Group(self.group()), self.grace).await;
         loop {
             let decided = self.decided.notified();
             tokio::pin!(decided);
             decided.as_mut().enable();
-            if self.status.get().is_some() {
+            if self.status.borrow().is_some() {
                 return;
             }
             decided.await;
@@ -317,26 +350,29 @@ impl Exec {
     }
 
     /// Whether the kernel has killed for memory since it was started.
-    fn is_struck(&self) -> bool {
-        self.kills.count() > self.kills_before
+    pub fn is_struck(&self) -> bool {
+        self.kills.count() > self.kills_before.get()
     }
 
     /// Decides the outcome. From here on it has ended, whoever still holds its pipes.
     fn finish(&self, left_running: u32) {
-        let natural = || self.status.get().map_or(Outcome::Unknown, init::outcome);
+        let natural = || self.status.borrow().clone().unwrap_or(Outcome::Unknown);
         let outcome = match self.reason.borrow().clone() {
             Some(reason) => reason,
             // The kernel ends all of user code for memory, or we do: whoever ran then ran out.
             None if self.is_struck() => Outcome::Oom,
             None => natural(),
         };
-        let duration_us = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let ran = self.started.get().map_or(Duration::ZERO, |started| started.elapsed());
+        let duration_us = u64::try_from(ran.as_micros()).unwrap_or(u64::MAX);
         self.end.replace(Some(ExecEnd {
             outcome,
             stdout_bytes: 0,
             stdout_dropped: 0,
             stderr_bytes: 0,
             stderr_dropped: 0,
+            results_bytes: 0,
+            state_lost: self.state_lost.get(),
             duration_us,
             left_running,
             memory: None,
@@ -346,91 +382,20 @@ impl Exec {
     /// Everything it wrote is in the spools: the counts are final.
     fn complete(&self) {
         if let Some(end) = &mut *self.end.borrow_mut() {
-            let [stdout, stderr] = &*self.spools.borrow();
+            let [stdout, stderr, results] = &*self.spools.borrow();
+            end.results_bytes = results.written();
             (end.stdout_bytes, end.stdout_dropped) = (stdout.written(), stdout.dropped());
             (end.stderr_bytes, end.stderr_dropped) = (stderr.written(), stderr.dropped());
         }
         self.complete.set(true);
         self.changed.notify_waiters();
     }
-
-    /// Moves bytes from a pipe to its spool until the pipe closes.
-    async fn pump(self: Rc<Self>, stream: Stream, pipe: Rc<Watched>) {
-        loop {
-            let most = self.until_room(stream).await;
-            let Ok(mut ready) = pipe.readable().await else { return };
-            match ready.try_io(|pipe| self.take(stream, pipe.get_ref(), most)) {
-                Ok(Ok(0)) => return,
-                Ok(Ok(_)) => tokio::task::yield_now().await,
-                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(Err(_)) => return,
-                Err(_would_block) => {}
-            }
-        }
-    }
-
-    /// Moves the `bytes` that were in a pipe when the process ended.
-    async fn drain(&self, stream: Stream, pipe: &Watched, bytes: usize) {
-        let mut left = bytes;
-        while left > 0 {
-            let most = self.until_room(stream).await;
-            match self.take(stream, pipe.get_ref(), left.min(most)) {
-                Ok(0) | Err(_) => return,
-                Ok(count) => left = left.saturating_sub(count),
-            }
-            tokio::task::yield_now().await;
-        }
-    }
-
-    /// How many bytes may be in a pipe now. A terminal does not say, and is read until it has nothing.
-    fn pending(&self, pipe: &Watched) -> usize {
-        if self.has_terminal() {
-            return TERMINAL_BYTES_MAX;
-        }
-        let count = rustix::io::ioctl_fionread(pipe.get_ref()).ok();
-        count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
-    }
-
-    /// Waits until the spool takes at least one byte; says how many it takes.
-    async fn until_room(&self, stream: Stream) -> usize {
-        loop {
-            let room = self.room.notified();
-            tokio::pin!(room);
-            room.as_mut().enable();
-            match self.spool(stream, |spool| spool.room()) {
-                0 => room.await,
-                bytes => return usize::try_from(bytes).unwrap_or(usize::MAX),
-            }
-        }
-    }
-
-    /// One read of a pipe, straight into the spool: no byte is ever held between the two.
-    fn take(&self, stream: Stream, pipe: &OwnedFd, most: usize) -> io::Result<usize> {
-        SCRATCH.with_borrow_mut(|scratch| {
-            let most = most.min(SCRATCH_BYTES);
-            let count = rustix::io::read(pipe, scratch.get_mut(..most).unwrap_or_default())?;
-            let bytes = scratch.get(..count).unwrap_or_default();
-            if self.spool(stream, |spool| spool.write(bytes)) == Taken::OverLimit {
-                self.ask_to_end(Outcome::OutputLimit);
-            }
-            self.changed.notify_waiters();
-            Ok(count)
-        })
-    }
 }
 
-/// Reads and throws away, so that a process left behind neither blocks nor dies of a closed pipe.
-async fn discard(pipe: Rc<Watched>) {
-    while let Ok(mut ready) = pipe.readable().await {
-        let read = ready.try_io(|pipe| {
-            SCRATCH.with_borrow_mut(|scratch| Ok(rustix::io::read(pipe.get_ref(), &mut scratch[..])?))
-        });
-        match read {
-            Ok(Ok(0)) => return,
-            Ok(Err(error)) if error.kind() != io::ErrorKind::Interrupted => return,
-            _ => tokio::task::yield_now().await,
-        }
-    }
+/// What a listing shows of code.
+fn shown(code: &Code) -> String {
+    let first = code.source.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    format!("{}: {first}", code.language.unwrap_or_default().name())
 }
 
 #[cfg(test)]

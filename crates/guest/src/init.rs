@@ -56,7 +56,7 @@ pub fn run(ttl: Duration, purpose: Purpose) -> ExitCode {
 async fn reap(mut children: tokio::signal::unix::Signal, table: Rc<Table>) {
     while children.recv().await.is_some() {
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
-            table.ended(pid, status);
+            table.ended(pid, outcome(status));
         }
     }
 }

@@ -51,7 +51,8 @@ const ENVIRONMENT: [(&str, &str); 16] = [
 ];
 /// What a program on a terminal may expect of it, unless the request says otherwise: all that draw today know it.
 const TERM: (&str, &str) = ("TERM", "xterm-256color");
-const DIRECTORY: &str = "/workspace";
+/// Where a process begins, unless it is told otherwise.
+pub const DIRECTORY: &str = "/workspace";
 /// Fewer, larger reads carry a flood of output; Linux grants 1 MiB to anybody.
 const PIPE_BYTES: usize = 1 << 20;
 /// The highest capability number that any kernel so far knows is 40; asking for more is refused and harmless.
@@ -60,6 +61,9 @@ const CAPABILITY_LAST: libc::c_ulong = 63;
 /// What root keeps in a sandbox that builds: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID and SETUID, which is what
 /// package managers take. Not what process 1 has besides, so that it is out of reach.
 const BUILDS: u64 = 0b1111_1011;
+
+/// Above all descriptors that a process is given by number.
+const EXTRA_FROM: RawFd = 16;
 
 /// From fork to exec takes a millisecond; what takes this long may have been stopped by another process of its user.
 const VERDICT_LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -83,9 +87,11 @@ impl Purpose {
         }
     }
 
-    /// What a process with this uid keeps, as bits.
-    fn capabilities(self, uid: u32) -> u64 {
-        if self == Self::Build && uid == 0 { BUILDS } else { 0 }
+    /// Who a process of an exec is.
+    pub fn identity(self, spec: &ExecSpec, group: u32) -> Identity {
+        let uid = spec.uid.unwrap_or(self.uid());
+        let capabilities = if self == Self::Build && uid == 0 { BUILDS } else { 0 };
+        Identity { uid, group, capabilities }
     }
 }
 
@@ -125,10 +131,24 @@ pub struct Terminal {
 }
 
 /// The process's ends of its streams, until it is forked.
-struct Theirs {
-    stdin: OwnedFd,
-    stdout: OwnedFd,
-    stderr: OwnedFd,
+pub struct Theirs {
+    /// Standard input.
+    pub stdin: OwnedFd,
+    /// Standard output.
+    pub stdout: OwnedFd,
+    /// Standard error.
+    pub stderr: OwnedFd,
+}
+
+/// Who a process is.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity {
+    /// Its user, and the group of the same number.
+    pub uid: u32,
+    /// Its extra group, by which it is found.
+    pub group: u32,
+    /// The capabilities that it keeps, as bits; only root of the sandbox can keep some.
+    pub capabilities: u64,
 }
 
 /// What the child does to itself before it becomes the program. Made before the fork: a child may not allocate.
@@ -138,6 +158,8 @@ struct Descent {
     groups: [libc::gid_t; 1],
     capabilities: u64,
     directory: CString,
+    /// What it has besides its three streams, from descriptor 3 on.
+    extra: Vec<RawFd>,
     /// Whether its standard input is a terminal, which becomes its session's.
     terminal: bool,
 }
@@ -151,26 +173,35 @@ struct Program {
     _strings: Vec<CString>,
 }
 
-/// Starts the command of `spec` with the extra group `group`, in the cgroups whose descriptors are given. Whether it
-/// became the program is said by [`verdict`].
-pub fn launch(spec: &ExecSpec, group: u32, cgroups: &[OwnedFd], purpose: Purpose) -> Result<Launched, Error> {
+/// Starts the command of `spec` as `who`, in the cgroups whose descriptors are given, with `extra` from descriptor 3 on. Whether
+/// it became the program is said by [`verdict`].
+pub fn launch(
+    spec: &ExecSpec,
+    who: Identity,
+    cgroups: &[OwnedFd],
+    extra: &[OwnedFd],
+) -> Result<Launched, Error> {
     let failed = |error: io::Error| spawn_failed(spec, &error);
-    let uid = spec.uid.unwrap_or(purpose.uid());
+    // Out of the way of the numbers that they get.
+    let moved = |from: &OwnedFd| Ok(rustix::io::fcntl_dupfd_cloexec(from, EXTRA_FROM)?);
+    let extra: Vec<OwnedFd> = extra.iter().map(moved).collect::<io::Result<_>>().map_err(failed)?;
     let descent = Descent {
         cgroups: cgroups.iter().map(AsRawFd::as_raw_fd).collect(),
-        uid,
-        groups: [group],
-        capabilities: purpose.capabilities(uid),
+        uid: who.uid,
+        groups: [who.group],
+        capabilities: who.capabilities,
+        extra: extra.iter().map(AsRawFd::as_raw_fd).collect(),
         directory: c_string(spec.cwd.as_deref().unwrap_or(DIRECTORY)).map_err(failed)?,
         terminal: spec.terminal.is_some(),
     };
     let program = Program::new(spec).map_err(failed)?;
     let (said, verdict_child) = pipe().map_err(failed)?;
+    let verdict_child = moved(&verdict_child).map_err(failed)?;
     // Without a cgroup to enter we are on a kernel in user space (gVisor), under which every process of a user can name our
     // descriptors and those of a child that is not its program yet: there, only that they are not its own keeps them from it.
     let owner = if cgroups.is_empty() { 0 } else { descent.uid };
     let (ends, theirs) = match spec.terminal {
-        Some(size) => on_terminal(spec, size, uid)?,
+        Some(size) => on_terminal(spec, size, who.uid)?,
         None => on_pipes(spec.stdin, owner).map_err(failed)?,
     };
     let streams = [theirs.stdin.as_raw_fd(), theirs.stdout.as_raw_fd(), theirs.stderr.as_raw_fd()];
@@ -184,7 +215,7 @@ pub fn launch(spec: &ExecSpec, group: u32, cgroups: &[OwnedFd], purpose: Purpose
 }
 
 /// Three pipes, or two and nothing to read, that belong to this user.
-fn on_pipes(stdin: bool, uid: u32) -> io::Result<(Ends, Theirs)> {
+pub fn on_pipes(stdin: bool, uid: u32) -> io::Result<(Ends, Theirs)> {
     let ((stdout, stdout_child), (stderr, stderr_child), stdin) =
         made_for(uid, || Ok((pipe()?, pipe()?, stdin.then(pipe).transpose()?)))?;
     for pipe in [&stdout, &stderr] {
@@ -262,12 +293,17 @@ fn is_stopped(pid: Pid) -> bool {
     matches!(rustix::process::waitid(WaitId::Pid(pid), look), Ok(Some(_)))
 }
 
+/// All variables of a process.
+pub fn environment(spec: &ExecSpec) -> BTreeMap<&str, &str> {
+    let mut env: BTreeMap<&str, &str> = ENVIRONMENT.into_iter().chain(spec.terminal.map(|_| TERM)).collect();
+    env.extend(spec.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    env
+}
+
 impl Program {
     fn new(spec: &ExecSpec) -> io::Result<Self> {
         let name = spec.argv.first().map_or("", String::as_str);
-        let mut env: BTreeMap<&str, &str> =
-            ENVIRONMENT.into_iter().chain(spec.terminal.map(|_| TERM)).collect();
-        env.extend(spec.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        let env = environment(spec);
         let paths = if name.contains('/') {
             vec![c_string(name)?]
         } else {
@@ -348,6 +384,10 @@ impl Descent {
         // SAFETY: no pointers. Leaving uid 0 empties the permitted, effective and ambient sets; where it is not left, becoming the
         // program leaves what is in the bounding set.
         done(unsafe { libc::setresuid(self.uid, self.uid, self.uid) })?;
+        for (number, descriptor) in (3..).zip(&self.extra) {
+            // SAFETY: no pointers; the descriptor is open and above all numbers given here.
+            done(unsafe { libc::dup2(*descriptor, number) })?;
+        }
         // SAFETY: no pointers. The mask a program would have without us.
         unsafe { libc::umask(0o022) };
         // SAFETY: a NUL-terminated string made before the fork. As the user, so that its rights decide.

@@ -7,6 +7,13 @@
 //! | [`serve`] | the routes of the channel, and nothing else |
 //! | [`table`] | the execs there are; it owns them, requests attach and leave |
 //! | [`exec`] | one exec from its start to its outcome |
+//! | [`parent`] | the interpreter that runs of Python are forked from |
+//! | [`code`] | runs of code that leave nothing but files |
+//! | [`context`] | interpreters that stay, and their cells |
+//! | [`contexts`] | those there are |
+//! | [`shell`] | contexts of Bash |
+//! | [`said`] | what an interpreter says on its channel |
+//! | [`records`] | the socket on which it says it |
 //! | [`launch`] | the one place that makes a process |
 //! | [`belonging`] | what belongs to the exec's user from the beginning: pipes and terminals |
 //! | [`spool`] | the bounded store of one output stream |
@@ -26,9 +33,12 @@
 //!
 //! Invariants: one thread, and one more while a layer is unpacked or packed; an exec ends when its process ends; the guest
 //! trusts the node and nothing else; user code never runs in this process, and no descriptor of this process reaches
-//! user code except the three it is given.
+//! user code except the three it is given, and one end of a channel where it runs code.
 
 mod belonging;
+mod code;
+mod context;
+mod contexts;
 mod dial;
 mod egress;
 mod exec;
@@ -38,9 +48,13 @@ mod launch;
 mod layer;
 mod memory;
 mod output;
+mod parent;
 mod ports;
 mod posture;
+mod records;
+mod said;
 mod serve;
+mod shell;
 mod spare;
 mod spool;
 mod stdin;

@@ -150,9 +150,10 @@ async fn run_as(owners: &[u32], argv: &[&str]) {
         uid: Some(owner),
         ..ExecSpec::default()
     };
+    let who = |spec: &ExecSpec| Purpose::Run.identity(spec, TIDY_GROUP);
     // One that could not begin ends by itself, so nobody waits for what it says.
     let launched =
-        owners.iter().filter_map(|owner| launch(&spec(*owner), TIDY_GROUP, &[], Purpose::Run).ok());
+        owners.iter().map(|owner| spec(*owner)).filter_map(|spec| launch(&spec, who(&spec), &[], &[]).ok());
     let mut children: Vec<String> =
         launched.map(|child| format!("/proc/{}", child.pid.as_raw_nonzero())).collect();
     // Process 1 reaps them like all others; they are done when they are gone.

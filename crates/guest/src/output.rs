@@ -48,6 +48,8 @@ pub struct Position {
     pub stdout: u64,
     /// The next byte of standard error it wants.
     pub stderr: u64,
+    /// The next byte of results it wants.
+    pub results: u64,
 }
 
 /// Sends frames until the exec is complete and everything was sent, or the reader is gone.
@@ -61,10 +63,11 @@ pub async fn send(exec: Rc<Exec>, mut at: Position, mut sender: Sender<Bytes, st
         // Before the streams are looked at: what is complete now holds nothing that we could miss.
         let end = exec.end();
         let mut idle = true;
-        for stream in [Stream::Stdout, Stream::Stderr] {
+        for stream in [Stream::Stdout, Stream::Stderr, Stream::Results] {
             let position = match stream {
                 Stream::Stdout => &mut at.stdout,
                 Stream::Stderr => &mut at.stderr,
+                Stream::Results => &mut at.results,
             };
             if let Some(frame) = next(&exec, stream, position, &mut buffer) {
                 idle = false;

@@ -4,12 +4,18 @@
 //! |---|---|
 //! | `PUT /execs/{id}` with an `ExecSpec` | `ExecInfo`; the same request again starts nothing |
 //! | `GET /execs` | all execs, as a list of `ExecInfo` |
-//! | `GET /execs/{id}/output?stdout=N&stderr=M` | frames from these offsets on, until the end |
+//! | `GET /execs/{id}/output?stdout=N&stderr=M&results=K` | frames from these offsets on, until the end |
 //! | `PUT /execs/{id}/read?stdout=N&stderr=M` | everything below these offsets was taken |
 //! | `PUT /execs/{id}/stdin?offset=N[&last=1]` | the body goes to standard input |
 //! | `PUT /execs/{id}/size` with a `TerminalSize` | the exec's terminal has that size |
 //! | `POST /execs/{id}/signal` with a `SignalRequest` | all processes of the exec get it |
 //! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
+//! | `PUT /interpreter` with an `InterpreterSpec` | what code in Python is forked from, when it is started |
+//! | `GET /interpreter` | `InterpreterInfo`; starts it |
+//! | `PUT /contexts/{id}` with a `ContextSpec` | `ContextInfo`; the same request again makes nothing |
+//! | `GET /contexts`, `DELETE /contexts/{id}` | all contexts; it is gone |
+//! | `POST /contexts/{id}/restart`, `…/interrupt` | `ContextInfo` |
+//! | `GET /contexts/{id}/variables` | a list of `Variable` |
 //! | `POST /files` with parts | parts: see `api::files` |
 //! | `POST /ports/{port}` | a connection to that port inside: the body goes in, the answer is what comes out |
 //! | `POST /egress` | the next connection to the proxy's port inside, as soon as there is one: likewise |
@@ -23,7 +29,7 @@ use std::time::Duration;
 
 use api::exec::{ExecSpec, SignalRequest, Stream};
 use api::layer::Compression;
-use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
+use api::{ContextId, Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
 use bytes::Bytes;
 use http_body_util::channel::Channel;
 use http_body_util::{BodyExt, Either, Full, Limited};
@@ -156,6 +162,11 @@ async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<
             json(StatusCode::OK, &exec.resize(parse(&collect(body).await?)?)?)
         }
         (&Method::POST, ["execs", id, "signal"]) => signal(exec_id(id)?, body, &table).await,
+        (&Method::PUT, ["interpreter"]) => {
+            json(StatusCode::OK, &table.parent.set(parse(&collect(body).await?)?))
+        }
+        (&Method::GET, ["interpreter"]) => json(StatusCode::OK, &table.parent.info(&table).await?),
+        (method, ["contexts", rest @ ..]) => contexts(method, rest, body, &table).await,
         (&Method::POST, ["files"]) => {
             Ok(Response::new(Either::Right(Either::Right(Either::Left(files::serve(body, &table).await?)))))
         }
@@ -182,6 +193,33 @@ async fn start(id: ExecId, body: Incoming, table: &Rc<Table>) -> Reply {
     let spec: ExecSpec = parse(&bytes)?;
     let exec = table.start(id, spec, &bytes).await?;
     json(StatusCode::OK, &exec.info(1))
+}
+
+async fn contexts(method: &Method, path: &[&str], body: Incoming, table: &Rc<Table>) -> Reply {
+    let id = |text: &str| -> Result<ContextId, Error> {
+        text.parse().map_err(|bad: api::id::NotAnId| Error::invalid(bad.to_string(), "Use such an id."))
+    };
+    match (method, path) {
+        (&Method::GET, []) => json(StatusCode::OK, &table.contexts.list(table)),
+        (&Method::PUT, [name]) => {
+            json(StatusCode::OK, &table.contexts.make(table, id(name)?, parse(&collect(body).await?)?).await?)
+        }
+        (&Method::DELETE, [name]) => json(StatusCode::OK, &table.contexts.remove(&id(name)?).await?),
+        (&Method::POST, [name, "restart"]) => {
+            let context = table.contexts.find(&id(name)?)?;
+            context.restart(table).await?;
+            json(StatusCode::OK, &context.info(table))
+        }
+        (&Method::POST, [name, "interrupt"]) => {
+            let context = table.contexts.find(&id(name)?)?;
+            context.interrupt();
+            json(StatusCode::OK, &context.info(table))
+        }
+        (&Method::GET, [name, "variables"]) => {
+            json(StatusCode::OK, &table.contexts.find(&id(name)?)?.variables(table).await?)
+        }
+        _ => Err(Error::not_found("there is no such route of contexts")),
+    }
 }
 
 async fn stdin(id: ExecId, query: &str, mut body: Incoming, table: &Table) -> Reply {
@@ -243,6 +281,7 @@ fn position(query: &str) -> Result<Position, Error> {
     Ok(Position {
         stdout: number(query, "stdout")?.unwrap_or(0),
         stderr: number(query, "stderr")?.unwrap_or(0),
+        results: number(query, "results")?.unwrap_or(0),
     })
 }
 

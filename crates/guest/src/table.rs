@@ -8,12 +8,16 @@ use std::rc::Rc;
 
 use api::exec::{ExecInfo, ExecSpec, Outcome};
 use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
-use rustix::process::{Pid, WaitStatus};
+use rustix::process::Pid;
 
+use crate::code;
+use crate::context::Process;
+use crate::contexts::Contexts;
 use crate::dial::Descriptors;
 use crate::exec::Exec;
-use crate::launch::{Launched, Purpose, Verdict, launch, no_terminal, verdict};
+use crate::launch::{Identity, Launched, Purpose, Verdict, launch, no_terminal, verdict};
 use crate::memory::Kills;
+use crate::parent::Parent;
 use crate::sweep;
 
 /// What ended execs may keep together: it fits the reserved blocks of the sandbox's disk with room for running ones.
@@ -27,13 +31,25 @@ pub struct Table {
     execs: RefCell<HashMap<ExecId, Rc<Exec>>>,
     /// In the order of their start; the oldest ended ones make room.
     order: RefCell<VecDeque<ExecId>>,
-    processes: RefCell<HashMap<Pid, Rc<Exec>>>,
+    processes: RefCell<HashMap<Pid, Child>>,
+    /// Interpreters that stay.
+    pub contexts: Contexts,
+    /// What runs of Python are forked from.
+    pub parent: Parent,
     purpose: Purpose,
     cgroups: RefCell<Vec<OwnedFd>>,
     kills: Rc<Kills>,
     next_group: Cell<u32>,
     groups_reused: Cell<bool>,
     assistants: Rc<Cell<usize>>,
+}
+
+/// Whose process it is.
+pub enum Child {
+    /// An exec's.
+    Exec(Rc<Exec>),
+    /// A context's.
+    Context(Rc<Process>),
 }
 
 /// A process of this program's own that works for a request, among user code.
@@ -50,6 +66,8 @@ impl Table {
             execs: RefCell::default(),
             order: RefCell::default(),
             processes: RefCell::default(),
+            contexts: Contexts::default(),
+            parent: Parent::default(),
             cgroups: RefCell::default(),
             kills: Rc::default(),
             next_group: Cell::new(*limits::EXEC_GROUPS.start()),
@@ -85,19 +103,22 @@ impl Table {
 
     /// Makes the process of a new exec. Nothing is awaited here and what follows is a task of its own: a request whose
     /// connection breaks leaves a whole exec or none.
-    fn begin(self: &Rc<Self>, id: ExecId, spec: ExecSpec, fingerprint: u64) -> Result<Rc<Exec>, Error> {
+    pub fn begin(self: &Rc<Self>, id: ExecId, spec: ExecSpec, fingerprint: u64) -> Result<Rc<Exec>, Error> {
         self.make_room()?;
+        if spec.code.is_some() {
+            return code::begin(self, id, spec, fingerprint);
+        }
         if spec.terminal.is_some() {
             self.make_terminal_room()?;
         }
         let group = self.group();
         let exec = Rc::new(Exec::new(id.clone(), &spec, fingerprint, group, Rc::clone(&self.kills)));
-        let Launched { pid, verdict, ends } = launch(&spec, group, &self.cgroups.borrow(), self.purpose)?;
+        let Launched { pid, verdict, ends } = self.launch(&spec, self.purpose.identity(&spec, group), &[])?;
         // Known before anything is awaited: it may end, and be asked for again, meanwhile.
-        self.processes.borrow_mut().insert(pid, Rc::clone(&exec));
+        self.adopt(pid, Child::Exec(Rc::clone(&exec)));
         let streams = exec.hold(ends);
-        self.execs.borrow_mut().insert(id.clone(), Rc::clone(&exec));
-        self.order.borrow_mut().push_back(id.clone());
+        exec.clock();
+        self.know(&exec, id.clone());
         let (table, begun) = (Rc::clone(self), Rc::clone(&exec));
         tokio::task::spawn_local(async move {
             if table.judged(id, &spec, &begun, verdict).await {
@@ -110,15 +131,41 @@ impl Table {
     /// Awaits the verdict on a start and tells it to all who wait for it; says whether there is something to live.
     async fn judged(&self, id: ExecId, spec: &ExecSpec, exec: &Exec, said: Verdict) -> bool {
         let verdict = verdict(spec, exec.group(), said).await;
+        self.judge(&id, exec, verdict)
+    }
+
+    /// Tells a verdict to all who wait for it; says whether there is something to live.
+    pub fn judge(&self, id: &ExecId, exec: &Exec, verdict: Result<(), Error>) -> bool {
         let lives = verdict.is_ok();
         if !lives {
             // Before anybody is told: who asks again then starts anew.
-            self.execs.borrow_mut().remove(&id);
-            self.order.borrow_mut().retain(|other| *other != id);
+            self.execs.borrow_mut().remove(id);
+            self.order.borrow_mut().retain(|other| other != id);
             exec.hang_up();
         }
         exec.judge(verdict);
         lives
+    }
+
+    /// It is there from now on, in the order of starts.
+    pub fn know(&self, exec: &Rc<Exec>, id: ExecId) {
+        self.execs.borrow_mut().insert(id.clone(), Rc::clone(exec));
+        self.order.borrow_mut().push_back(id);
+    }
+
+    /// Starts a process among user code.
+    pub fn launch(&self, spec: &ExecSpec, who: Identity, extra: &[OwnedFd]) -> Result<Launched, Error> {
+        launch(spec, who, &self.cgroups.borrow(), extra)
+    }
+
+    /// From now on this process is known, and its end is told.
+    pub fn adopt(&self, pid: Pid, child: Child) {
+        self.processes.borrow_mut().insert(pid, child);
+    }
+
+    /// What counts memory kills.
+    pub fn memory(&self) -> &Rc<Kills> {
+        &self.kills
     }
 
     /// Starts a process that works for a request. It is no exec: nobody can ask for it, and its end has no outcome.
@@ -135,7 +182,7 @@ impl Table {
             });
         }
         let group = self.group();
-        let launched = launch(spec, group, &self.cgroups.borrow(), self.purpose)?;
+        let launched = self.launch(spec, self.purpose.identity(spec, group), &[])?;
         self.assistants.set(self.assistants.get() + 1);
         Ok((launched, Assistant { group, count: Rc::clone(&self.assistants) }))
     }
@@ -164,9 +211,11 @@ impl Table {
     }
 
     /// A child was reaped: the process of an exec, or an orphan of nobody's.
-    pub fn ended(&self, pid: Pid, status: WaitStatus) {
-        if let Some(exec) = self.processes.borrow_mut().remove(&pid) {
-            exec.reaped(status);
+    pub fn ended(&self, pid: Pid, outcome: Outcome) {
+        match self.processes.borrow_mut().remove(&pid) {
+            Some(Child::Exec(exec)) => exec.reaped(outcome),
+            Some(Child::Context(process)) => process.reaped(outcome),
+            None => {}
         }
     }
 
@@ -207,7 +256,7 @@ impl Table {
     }
 
     /// A group that no living process carries.
-    fn group(&self) -> u32 {
+    pub fn group(&self) -> u32 {
         let (first, last) = limits::EXEC_GROUPS.into_inner();
         let next = |group: u32| if group == last { first } else { group + 1 };
         let mut group = self.next_group.get();
@@ -244,14 +293,19 @@ fn same(id: &ExecId, exec: Rc<Exec>, fingerprint: u64) -> Result<Rc<Exec>, Error
     if exec.fingerprint == fingerprint {
         return Ok(exec);
     }
-    Err(Error {
+    Err(conflict(format!("exec {id} was started by another request"), "exec"))
+}
+
+/// The error for an id that was used for something else.
+pub fn conflict(message: String, what: &str) -> Error {
+    Error {
         code: ErrorCode::Conflict,
-        message: format!("exec {id} was started by another request"),
+        message,
         layer: Layer::UserCode,
         ran: Ran::No,
         retry: Retry::Useless,
-        fix: "Choose a new id for a new exec.".into(),
-    })
+        fix: format!("Choose a new id for a new {what}."),
+    }
 }
 
 fn fingerprint(body: &[u8]) -> u64 {

@@ -1,6 +1,6 @@
 //! One sandbox as everybody sees it: what is published of it, and who is using it.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -38,6 +38,8 @@ pub(crate) struct Entry {
     vault: Arc<dyn Vault>,
     /// The authority that its programs were told to trust, if they were.
     trusted: Mutex<Option<String>>,
+    /// Whether its guest was told what its interpreter begins with.
+    prepared: AtomicBool,
 }
 
 /// When a sandbox was last used, and when it must be looked at.
@@ -70,6 +72,7 @@ impl Entry {
             saving: Mutex::default(),
             vault,
             trusted: Mutex::default(),
+            prepared: AtomicBool::new(false),
         }
     }
 
@@ -206,6 +209,25 @@ impl Entry {
         *locked(&self.trusted) = Some(certificate.to_owned());
     }
 
+    /// Whether its guest was told what its interpreter begins with.
+    pub fn is_prepared(&self) -> bool {
+        self.prepared.load(Ordering::Acquire)
+    }
+
+    /// It was told now.
+    pub fn now_prepared(&self) {
+        self.prepared.store(true, Ordering::Release);
+    }
+
+    /// What an exec is asked to do, and what the policy and the template say where it does not.
+    pub fn dressed(&self, record: &Record, spec: ExecSpec) -> ExecSpec {
+        let policy = &record.sandbox.policy;
+        // What a policy binds stands before what a template says.
+        let spec = crate::secrets::pointed(policy, &self.id, spec);
+        let spec = crate::template::apply(&record.env, record.cwd.as_ref(), spec);
+        crate::egress::pointed(policy, spec)
+    }
+
     /// It was in use then.
     pub fn active(&self, then: Instant) {
         let mut uses = locked(&self.uses);
@@ -258,19 +280,19 @@ impl Entry {
 }
 
 impl Call {
-    /// Starts a command under this id, with the template's variables and directory where it has none of its own. The
-    /// same call again starts nothing. Artifacts are kept by [`crate::Node::exec`].
+    /// Starts a command or code under this id, with the template's variables and directory where it has none of its own.
+    /// The same call again starts nothing. Artifacts are kept by [`crate::Node::exec`].
     ///
     /// # Errors
     /// As [`Sandbox::exec`].
     pub async fn exec(&self, id: &ExecId, spec: ExecSpec) -> Result<ExecInfo, Error> {
         let record = self.entry.record();
-        let policy = &record.sandbox.policy;
-        // What a policy binds stands before what a template says.
-        let spec = crate::secrets::pointed(policy, self.entry.id(), spec);
-        let spec = crate::template::apply(&record.env, record.cwd.as_ref(), spec);
-        let spec = crate::egress::pointed(policy, spec);
-        if !policy.secrets.is_empty() {
+        spec.check().map_err(Error::Request)?;
+        let spec = match spec.code.clone() {
+            Some(code) => self.coded(&record, spec, &code).await?,
+            None => self.entry.dressed(&record, spec),
+        };
+        if !record.sandbox.policy.secrets.is_empty() {
             self.entry.trust(&self.sandbox).await?;
         }
         let info = self.sandbox.launch(id, &spec).await?;

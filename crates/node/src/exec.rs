@@ -2,11 +2,14 @@
 //!
 //! The exec lives in the guest's table; this is a reader that comes back. It checks what it is told: every byte
 //! must follow the one before, and the end must agree with what was read. A guest that lies about one exec ends
-//! that reader with a protocol error, and nothing else.
+//! that reader with a protocol error, and nothing else. A result is told after the output that was written before it.
+
+mod results;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::code::ResultLine;
 use api::exec::{
     ExecEnd, ExecInfo, ExecSpec, LostCause, MemoryReport, Outcome, OutputMode, SignalRequest, Stream,
 };
@@ -17,14 +20,18 @@ use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::Method;
 use hyper::body::Incoming;
-use runtime::Runtime;
+use runtime::{Runtime, Tier};
 use tokio::time::Instant;
 
 use crate::error::Error;
 use crate::link::{Ask, Link};
+use results::Results;
 
 /// A guest answers at once; under a full load of every limit it was seen to answer within a tenth of this.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Code waits until the interpreter has imported what its template names, for which a guest gives it 60 s, on a machine that may be
+/// slow to start it.
+pub(crate) const CODE_WITHIN: Duration = Duration::from_secs(90);
 /// A guest sends a heartbeat every 5 s. Three missed ones, and the connection counts as dead.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// How long after its deadline and grace an exec may be reported as ended before the sandbox is ended from outside.
@@ -45,8 +52,10 @@ pub(crate) struct Home {
 pub struct Exec {
     id: ExecId,
     home: Home,
-    position: [u64; 2],
+    /// What was read of the three streams.
+    position: [u64; 3],
     dropped: [u64; 2],
+    results: Results,
     /// What was last told to the guest as taken, where the mode is `block`.
     consumed: Option<[u64; 2]>,
     consume_every: u64,
@@ -80,6 +89,15 @@ pub enum Event {
         /// The first that is there again.
         to: u64,
     },
+    /// Something that code shows besides what it writes.
+    Result {
+        /// Where it begins in the stream of results.
+        offset: u64,
+        /// Where the next one begins.
+        next: u64,
+        /// What it is. All that was written before it has been told.
+        line: ResultLine,
+    },
     /// It has ended. Nothing comes after.
     End(ExecEnd),
 }
@@ -91,18 +109,24 @@ pub struct Collected {
     pub stdout: Vec<u8>,
     /// Standard error; a gap leaves nothing.
     pub stderr: Vec<u8>,
+    /// What code showed.
+    pub results: Vec<ResultLine>,
     /// How it ended.
     pub end: ExecEnd,
 }
 
 impl Exec {
-    /// Starts the command, or attaches to the exec that the same request started before.
+    /// Starts the command or code, or attaches to the exec that the same request started before.
     pub(crate) async fn start(home: Home, id: ExecId, spec: &ExecSpec) -> Result<Self, Error> {
         launch(&home, &id, spec).await?;
         let grace = Duration::from_millis(spec.grace_ms.unwrap_or(limits::GRACE_MS));
         let started = Instant::now();
         Ok(Self {
-            overdue: spec.deadline_ms.map(|ms| started + Duration::from_millis(ms) + grace + OVERDUE),
+            // The time of code begins when its turn has come and its packages are there, which only the guest knows.
+            overdue: spec
+                .deadline_ms
+                .filter(|_| spec.code.is_none())
+                .map(|ms| started + Duration::from_millis(ms) + grace + OVERDUE),
             consumed: (spec.output == OutputMode::Block).then_some([0; 2]),
             consume_every: spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES) / CONSUME_PARTS,
             ..Self::attach(home, id)
@@ -114,8 +138,9 @@ impl Exec {
         Self {
             id,
             home,
-            position: [0; 2],
+            position: [0; 3],
             dropped: [0; 2],
+            results: Results::default(),
             consumed: None,
             consume_every: limits::OUTPUT_BYTES / CONSUME_PARTS,
             overdue: None,
@@ -133,8 +158,9 @@ impl Exec {
     }
 
     /// Reads from these offsets on instead of from the first byte.
-    pub fn seek(&mut self, stdout: u64, stderr: u64) {
-        self.position = [stdout, stderr];
+    pub fn seek(&mut self, stdout: u64, stderr: u64, results: u64) {
+        self.position = [stdout, stderr, results];
+        self.results = Results::at(results);
         self.leave();
     }
 
@@ -166,6 +192,12 @@ impl Exec {
             }
         };
         match event {
+            Ok(Event::End(end)) if self.is_crippled(&end).await => {
+                self.ended = true;
+                self.home.link.stopping(LostCause::Oom);
+                self.home.runtime.stop(&self.home.id, Duration::ZERO).await?;
+                Ok(Some(Event::End(self.end_from_here(Outcome::SandboxLost { cause: LostCause::Oom }))))
+            }
             Ok(Event::End(mut end)) => {
                 self.ended = true;
                 if end.outcome == Outcome::Oom {
@@ -187,18 +219,29 @@ impl Exec {
         }
     }
 
+    /// Whether the host has killed a part of a kernel in user space for memory. On cgroup version 1 it kills one process of it, and
+    /// the program that this one stood for seems to have ended by itself; on version 2 all of it ends.
+    async fn is_crippled(&self, end: &ExecEnd) -> bool {
+        let Home { id, runtime, .. } = &self.home;
+        end.outcome != (Outcome::Exited { code: 0 })
+            && runtime.tier() == Tier::UserKernel
+            && runtime.usage(id).await.is_ok_and(|usage| usage.oom_kills > 0)
+    }
+
     /// Reads to the end. Keeps at most what the guest keeps.
     ///
     /// # Errors
     /// As [`Exec::next`].
     pub async fn collect(mut self) -> Result<Collected, Error> {
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let (mut stdout, mut stderr, mut results) = (Vec::new(), Vec::new(), Vec::new());
         loop {
             match self.next().await? {
                 Some(Event::Data { stream: Stream::Stdout, bytes, .. }) => stdout.extend_from_slice(&bytes),
                 Some(Event::Data { stream: Stream::Stderr, bytes, .. }) => stderr.extend_from_slice(&bytes),
-                Some(Event::Gap { .. }) => {}
-                Some(Event::End(end)) => return Ok(Collected { stdout, stderr, end }),
+                Some(Event::Result { line, .. }) => results.push(line),
+                // Of results there are no bytes.
+                Some(Event::Data { stream: Stream::Results, .. } | Event::Gap { .. }) => {}
+                Some(Event::End(end)) => return Ok(Collected { stdout, stderr, results, end }),
                 None => return Err(Error::Protocol("the output ended without an end".into())),
             }
         }
@@ -267,8 +310,8 @@ impl Exec {
                 return Ok(event);
             }
             let Some(body) = &mut self.body else {
-                let [stdout, stderr] = self.position;
-                let path = format!("/execs/{}/output?stdout={stdout}&stderr={stderr}", self.id);
+                let ([stdout, stderr, results], id) = (self.position, &self.id);
+                let path = format!("/execs/{id}/output?stdout={stdout}&stderr={stderr}&results={results}");
                 let ask = Ask { method: Method::GET, path, body: Bytes::new() };
                 self.body = Some(self.home.link.ask(&ask, ANSWER_WITHIN).await?.into_body());
                 continue;
@@ -288,6 +331,14 @@ impl Exec {
     /// Takes the next event out of what was read, if it is all there. Data is passed on as it comes.
     fn decode(&mut self) -> Result<Option<Event>, Error> {
         loop {
+            let [stdout, stderr, _] = self.position;
+            if let Some((offset, next, line)) = self.results.next([stdout, stderr])? {
+                return Ok(Some(Event::Result { offset, next, line }));
+            }
+            if self.results.is_behind() {
+                self.leave();
+                return Ok(None);
+            }
             if let Some((stream, left)) = self.open {
                 if self.buffer.is_empty() {
                     return Ok(None);
@@ -297,6 +348,10 @@ impl Exec {
                 let at = self.at(stream);
                 let offset = *at;
                 *at += bytes.len() as u64;
+                if stream == Stream::Results {
+                    self.results.take(&bytes)?;
+                    continue;
+                }
                 return Ok(Some(Event::Data { stream, offset, bytes }));
             }
             let Some(header) = self.buffer.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
@@ -322,6 +377,11 @@ impl Exec {
                     match stream {
                         Stream::Stdout => self.dropped[0] += to - from,
                         Stream::Stderr => self.dropped[1] += to - from,
+                        // Lines are told whole: what was read of one that is not is gone with the rest.
+                        Stream::Results => match self.results.skip(to) {
+                            Some(from) => return Ok(Some(Event::Gap { stream, from, to })),
+                            None => continue,
+                        },
                     }
                     return Ok(Some(Event::Gap { stream, from, to }));
                 }
@@ -333,7 +393,9 @@ impl Exec {
                     self.buffer.advance(HEADER_BYTES);
                     let end: ExecEnd = serde_json::from_slice(&self.buffer.split_to(length as usize))
                         .map_err(|error| Error::Protocol(format!("an end that is none: {error}")))?;
-                    if [end.stdout_bytes, end.stderr_bytes] != self.position {
+                    let bytes = [end.stdout_bytes, end.stderr_bytes, end.results_bytes];
+                    // What still waits here waits for bytes that will never come.
+                    if bytes != self.position || self.results.told() != end.results_bytes {
                         return Err(Error::Protocol("the end does not agree with what was read".into()));
                     }
                     return Ok(Some(Event::End(end)));
@@ -345,7 +407,7 @@ impl Exec {
     /// In mode `block`, tells the guest what was taken: everything that a caller had before it asked for more.
     async fn consume(&mut self) -> Result<(), Error> {
         let Some([stdout, stderr]) = self.consumed else { return Ok(()) };
-        let [now_stdout, now_stderr] = self.position;
+        let [now_stdout, now_stderr, _] = self.position;
         if now_stdout - stdout < self.consume_every && now_stderr - stderr < self.consume_every {
             return Ok(());
         }
@@ -354,20 +416,24 @@ impl Exec {
             Ok(()) | Err(Error::Lost(_)) => {}
             Err(error) => return Err(error),
         }
-        self.consumed = Some(self.position);
+        self.consumed = Some([now_stdout, now_stderr]);
         Ok(())
     }
 
     fn at(&mut self, stream: Stream) -> &mut u64 {
-        let [stdout, stderr] = &mut self.position;
+        let [stdout, stderr, results] = &mut self.position;
         match stream {
             Stream::Stdout => stdout,
             Stream::Stderr => stderr,
+            Stream::Results => results,
         }
     }
 
-    /// Leaves the connection; the position stays.
+    /// Leaves the connection; the position stays, but of results that were not told, which come again.
     fn leave(&mut self) {
+        self.results.leave();
+        let [.., results] = &mut self.position;
+        *results = self.results.asks_from();
         self.body = None;
         self.buffer.clear();
         self.open = None;
@@ -375,13 +441,16 @@ impl Exec {
 
     /// The end of an exec whose guest cannot tell it any more.
     fn end_from_here(&self, outcome: Outcome) -> ExecEnd {
-        let ([stdout_bytes, stderr_bytes], [stdout_dropped, stderr_dropped]) = (self.position, self.dropped);
+        let ([stdout_bytes, stderr_bytes, _], [stdout_dropped, stderr_dropped]) =
+            (self.position, self.dropped);
         ExecEnd {
             outcome,
             stdout_bytes,
             stdout_dropped,
             stderr_bytes,
             stderr_dropped,
+            results_bytes: self.results.told(),
+            state_lost: false,
             duration_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
             left_running: 0,
             memory: None,
@@ -389,12 +458,12 @@ impl Exec {
     }
 }
 
-/// Starts a command, or finds the exec that the same request started before.
+/// Starts a command or code, or finds the exec that the same request started before.
 pub(crate) async fn launch(home: &Home, id: &ExecId, spec: &ExecSpec) -> Result<ExecInfo, Error> {
     spec.check().map_err(Error::Request)?;
     let body = serde_json::to_vec(spec).map_err(|error| Error::Protocol(error.to_string()))?;
     let ask = Ask { method: Method::PUT, path: format!("/execs/{id}"), body: body.into() };
-    home.link.call(&ask, ANSWER_WITHIN).await
+    home.link.call(&ask, if spec.code.is_some() { CODE_WITHIN } else { ANSWER_WITHIN }).await
 }
 
 /// How a command ended, for people.

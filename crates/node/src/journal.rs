@@ -46,6 +46,9 @@ pub struct Record {
     pub env: BTreeMap<String, String>,
     /// The template's directory, likewise.
     pub cwd: Option<String>,
+    /// The modules that the template has imported ahead, likewise. A record of a release that had no interpreter has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub imports: Vec<String>,
     /// The start of the machine in which it was made.
     pub boot: String,
     /// When its time to live is over, on the clock of that start.
@@ -293,6 +296,7 @@ mod tests {
             layers: vec!["a".repeat(64)],
             env: BTreeMap::new(),
             cwd: None,
+            imports: vec!["json".into()],
             boot: "b".into(),
             expires_boot_ms: 5,
             ports: Ports::fresh().unwrap(),
@@ -324,8 +328,10 @@ mod tests {
     fn a_record_of_a_release_without_ports_has_no_token_that_opens_anything() {
         let mut old = serde_json::to_value(record("a")).unwrap();
         old.as_object_mut().unwrap().remove("ports");
+        old.as_object_mut().unwrap().remove("imports");
         let read: Record = serde_json::from_value(old).unwrap();
         assert_eq!(read.ports, Ports::default());
+        assert!(read.imports.is_empty());
         assert_eq!(Ports::fresh().unwrap().token.len(), 64);
         assert_ne!(Ports::fresh().unwrap().token, Ports::fresh().unwrap().token);
     }

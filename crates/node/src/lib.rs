@@ -15,6 +15,7 @@
 //! | [`egress`] | what leaves sandboxes, given to the broker |
 //! | [`secrets`] | secrets: placeholders inside, and whom to ask for values |
 //! | [`exec`] | one exec as seen from here: its output from any offset, its one outcome |
+//! | [`code`] | running code: what interpreters begin with, and contexts |
 //! | [`files`] | files of a sandbox, as they are asked for from here |
 //! | [`artifacts`] | files of a run that are kept after its sandbox is gone |
 //! | [`datasets`] | files that are put into a sandbox before anything runs in it |
@@ -32,6 +33,7 @@
 pub mod admission;
 pub mod artifacts;
 pub mod clock;
+pub mod code;
 pub mod datasets;
 mod driver;
 pub mod egress;

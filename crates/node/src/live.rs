@@ -364,6 +364,7 @@ impl Node {
             layers: template.layers,
             env: template.env,
             cwd: template.cwd,
+            imports: template.imports,
             boot: shared.boot.clone(),
             expires_boot_ms,
             ports: Ports::fresh()?,

@@ -76,6 +76,11 @@ type Outputs = Arc<std::sync::Mutex<VecDeque<Vec<u8>>>>;
 
 /// A sandbox whose guest answers each request for output with the next of these.
 fn sandbox(outputs: Vec<Vec<u8>>) -> (Sandbox, Arc<Liar>) {
+    answering(outputs, Duration::from_secs(60))
+}
+
+/// The same; each answer stays open for so long after its bytes.
+fn answering(outputs: Vec<Vec<u8>>, open: Duration) -> (Sandbox, Arc<Liar>) {
     let (dialler, dials) = mpsc::channel(8);
     let liar = Arc::new(Liar { dials: Mutex::new(dials), died: Notify::new() });
     let outputs: Outputs = Arc::new(std::sync::Mutex::new(outputs.into()));
@@ -86,7 +91,7 @@ fn sandbox(outputs: Vec<Vec<u8>>) -> (Sandbox, Arc<Liar>) {
                 return;
             }
             let outputs = Arc::clone(&outputs);
-            let service = service_fn(move |request| answer(request, Arc::clone(&outputs)));
+            let service = service_fn(move |request| answer(request, Arc::clone(&outputs), open));
             let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
                 .serve_connection(TokioIo::new(ours), service)
                 .await;
@@ -96,7 +101,11 @@ fn sandbox(outputs: Vec<Vec<u8>>) -> (Sandbox, Arc<Liar>) {
     (Sandbox::attach(liar.clone(), id, 1 << 20), liar)
 }
 
-async fn answer(request: Request<Incoming>, outputs: Outputs) -> Result<Response<Body>, Infallible> {
+async fn answer(
+    request: Request<Incoming>,
+    outputs: Outputs,
+    open: Duration,
+) -> Result<Response<Body>, Infallible> {
     if request.uri().path() == "/files" {
         // The answer comes after what was sent, and ends after its bytes.
         let (bytes, mut body) = (outputs.lock().unwrap().pop_front(), request.into_body());
@@ -115,7 +124,7 @@ async fn answer(request: Request<Incoming>, outputs: Outputs) -> Result<Response
                 // The response stays open: the guest goes quiet after its bytes.
                 Some(bytes) => {
                     let _ = sender.send_data(bytes.into()).await;
-                    tokio::time::sleep(Duration::from_secs(60)).await;
+                    tokio::time::sleep(open).await;
                 }
                 None => std::future::pending().await,
             }
@@ -139,12 +148,18 @@ fn data(stream: Stream, offset: u64, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn end(stdout_bytes: u64) -> Vec<u8> {
+    end_with(stdout_bytes, 0)
+}
+
+fn end_with(stdout_bytes: u64, results_bytes: u64) -> Vec<u8> {
     let end = ExecEnd {
         outcome: Outcome::Exited { code: 0 },
         stdout_bytes,
         stdout_dropped: 0,
         stderr_bytes: 0,
         stderr_dropped: 0,
+        results_bytes,
+        state_lost: false,
         duration_us: 1,
         left_running: 0,
         memory: None,
@@ -220,11 +235,106 @@ async fn output_that_imitates_an_end_stays_output() {
         .iter()
         .filter_map(|event| match event {
             Event::Data { bytes, .. } => Some(bytes.to_vec()),
-            Event::Gap { .. } | Event::End(_) => None,
+            Event::Gap { .. } | Event::Result { .. } | Event::End(_) => None,
         })
         .flatten()
         .collect();
     assert_eq!(bytes, forged);
+}
+
+fn shown(stdout: u64, text: &str) -> Vec<u8> {
+    let result = serde_json::json!({"kind": "value", "data": {"text/plain": text}});
+    format!("{}\n", serde_json::json!({"stdout": stdout, "stderr": 0, "result": result})).into_bytes()
+}
+
+/// What was told, in order: bytes of output as their text, results as their offsets.
+fn order(events: &[Event]) -> Vec<String> {
+    let told = |event: &Event| match event {
+        Event::Data { bytes, .. } => Some(String::from_utf8_lossy(bytes).into_owned()),
+        Event::Result { offset, next, .. } => Some(format!("{offset}..{next}")),
+        Event::Gap { .. } | Event::End(_) => None,
+    };
+    events.iter().filter_map(told).collect()
+}
+
+/// The streams come in turns, so a result may come before the output that it follows.
+#[tokio::test]
+async fn a_result_is_told_after_the_output_that_was_written_before_it() {
+    let (one, two) = (shown(2, "a"), shown(4, "b"));
+    let (first, both) = (one.len() as u64, (one.len() + two.len()) as u64);
+    let early = [
+        data(Stream::Results, 0, &[one.clone(), two.clone()].concat()),
+        data(Stream::Stdout, 0, b"hi"),
+        data(Stream::Stdout, 2, b"ho"),
+        end_with(4, both),
+    ];
+    let told = order(&read(vec![early.concat()]).await.unwrap());
+    assert_eq!(told, ["hi".into(), format!("0..{first}"), "ho".into(), format!("{first}..{both}")]);
+    // One that is there in time is told at once.
+    let late = [data(Stream::Stdout, 0, b"hiho"), data(Stream::Results, 0, &one), end_with(4, first)];
+    assert_eq!(order(&read(vec![late.concat()]).await.unwrap()), ["hiho".into(), format!("0..{first}")]);
+}
+
+/// A connection that breaks within a line costs nothing: the next one begins where the line does.
+#[tokio::test]
+async fn a_result_that_was_cut_is_read_again_from_its_beginning() {
+    let (one, two) = (shown(0, "a"), shown(0, "b"));
+    let (first, both) = (one.len() as u64, (one.len() + two.len()) as u64);
+    let rest = [data(Stream::Results, first, &two), end_with(0, both)].concat();
+    // Half a line, and then the connection ends: the guest is asked again.
+    let half = [data(Stream::Results, 0, &one), data(Stream::Results, first, &two[..two.len() / 2])].concat();
+    let (sandbox, _liar) = answering(vec![half, rest], Duration::ZERO);
+    let done = sandbox.exec(exec_id(), &spec()).await.unwrap().collect().await.unwrap();
+    assert_eq!((done.results.len(), done.end.results_bytes), (2, both));
+}
+
+/// Whoever reads on from the middle of a line is told so; the guest did nothing wrong.
+#[tokio::test]
+async fn an_offset_at_which_no_result_begins_is_refused_as_a_request() {
+    let one = shown(0, "a");
+    let from = |at: usize| {
+        [data(Stream::Results, at as u64 - 1, &one[at - 1..]), end_with(0, one.len() as u64)].concat()
+    };
+    for (at, fine) in [(7, false), (one.len(), true)] {
+        let (sandbox, _liar) = sandbox(vec![from(at)]);
+        let mut exec = sandbox.reader(exec_id());
+        exec.seek(0, 0, at as u64);
+        let told = exec.next().await;
+        match told {
+            Ok(Some(Event::End(_))) if fine => {}
+            Err(error) if !fine => assert_eq!(error.to_api().code, ErrorCode::InvalidRequest),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Of an exec that ended long ago everything may have been let go of.
+#[tokio::test]
+async fn results_that_were_not_kept_are_told_as_a_gap() {
+    let gap = Header::Gap { stream: Stream::Results, to: 90 }.encode().to_vec();
+    let told = read(vec![[gap.clone(), end_with(0, 90)].concat()]).await.unwrap();
+    assert!(matches!(told[0], Event::Gap { stream: Stream::Results, from: 0, to: 90 }), "{told:?}");
+    // Half a line was read before.
+    let half = [data(Stream::Results, 0, &shown(0, "a")[..9]), gap, end_with(0, 90)].concat();
+    let told = read(vec![half]).await.unwrap();
+    assert!(matches!(told[0], Event::Gap { from: 0, to: 90, .. }), "{told:?}");
+}
+
+/// results that are none, too long, cut off, or before what never comes.
+#[tokio::test]
+async fn lies_about_results_are_refused() {
+    let one = shown(0, "a");
+    let length = one.len() as u64;
+    refused([data(Stream::Results, 0, b"{\"stdout\":0}\n"), end_with(0, 13)].concat()).await;
+    refused([data(Stream::Results, 0, b"\xff\n"), end_with(0, 2)].concat()).await;
+    refused([data(Stream::Results, 0, &one[..5]), end_with(0, 5)].concat()).await;
+    refused([data(Stream::Results, 0, &one), end_with(0, length + 1)].concat()).await;
+    refused([data(Stream::Results, 3, &one), end_with(0, length)].concat()).await;
+    let never = shown(7, "a");
+    refused([data(Stream::Results, 0, &never), end_with(0, never.len() as u64)].concat()).await;
+    let piece = vec![b'x'; 1 << 20];
+    let endless = (0..9).flat_map(|number| data(Stream::Results, number << 20, &piece)).collect();
+    refused(endless).await;
 }
 
 /// A-01, scenario 1: the guest dies while an exec runs.

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::code::{Code, ContextSpec};
 use api::exec::{ExecSpec, Outcome};
 use api::limits::Limits;
 use api::sandbox::{CreateSandbox, EndReason, SandboxEvent, SandboxState, Tier};
@@ -119,6 +120,25 @@ async fn a_sandbox_is_made_used_stopped_and_forgotten() {
     assert!(node.find(&id("a")).is_none());
     // Scenario 39: the same id at once.
     node.create(&id("a"), &order()).await.unwrap();
+}
+
+#[tokio::test]
+async fn code_that_cannot_be_run_is_refused_with_its_reason() {
+    let place = Place::new();
+    let node = place.node().await;
+    node.create(&id("a"), &order()).await.unwrap();
+    let call = node.call(&id("a")).unwrap();
+    let code = |code| ExecSpec { code: Some(code), ..ExecSpec::default() };
+    let plain = Code { source: "1".into(), ..Code::default() };
+    let refused = call.exec(&exec_id(), code(plain.clone())).await.unwrap_err().to_api();
+    assert_eq!((refused.code, refused.ran), (ErrorCode::Unsupported, api::Ran::No));
+    // What the policy does not let in is refused before anybody inside is asked.
+    let wants = Code { requirements: vec!["numpy".into()], ..plain };
+    let refused = call.exec(&exec_id(), code(wants)).await.unwrap_err().to_api();
+    assert_eq!((refused.code, refused.layer), (ErrorCode::Forbidden, api::Layer::Policy));
+    assert_eq!(call.contexts().await.unwrap_err().to_api().code, ErrorCode::Unsupported);
+    let context = call.context(&"c1".parse().unwrap(), ContextSpec::default()).await;
+    assert_eq!(context.unwrap_err().to_api().code, ErrorCode::Unsupported);
 }
 
 #[tokio::test]

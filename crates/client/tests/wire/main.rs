@@ -58,6 +58,8 @@ fn end(stdout_bytes: u64, stderr_bytes: u64) -> ExecEnd {
         stdout_dropped: 0,
         stderr_bytes,
         stderr_dropped: 0,
+        results_bytes: 0,
+        state_lost: false,
         duration_us: 5,
         left_running: 0,
         memory: None,

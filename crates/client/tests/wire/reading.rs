@@ -110,6 +110,12 @@ async fn a_server_that_lies_about_output_is_not_believed() {
         text(&[stdout(0, "abc"), OutputLine::End { end: end(4, 0) }]),
         text(&[stdout(0, "abc"), OutputLine::End { end: end(2, 0) }]),
         text(&[OutputLine::Started { exec: info() }]),
+        text(&[data(Stream::Results, 0, b"{}\n")]),
+        text(&[OutputLine::Gap { stream: Stream::Results, from: 0, to: 9 }]),
+        text(&[result(5, 9)]),
+        text(&[result(0, 0)]),
+        text(&[result(0, 9), result(0, 9)]),
+        text(&[result(0, 9), OutputLine::End { end: end(0, 0) }]),
         text(&[both]),
         text(&[neither]),
         "no line of ours\n".into(),
@@ -121,6 +127,41 @@ async fn a_server_that_lies_about_output_is_not_believed() {
         let lie = reader(&server).collect().await.unwrap_err();
         assert!(matches!(lie, Error::Protocol { .. }), "{lie} for {:.80}", case);
     }
+}
+
+fn result(offset: u64, next: u64) -> OutputLine {
+    let value = serde_json::json!({
+        "stdout": 0, "stderr": 0, "result": {"kind": "value", "data": {"text/plain": "x".repeat(300)}},
+    });
+    OutputLine::Result { offset, next, line: serde_json::from_value(value).unwrap() }
+}
+
+/// A connection that breaks within a result has not told it; the next one begins with it.
+#[tokio::test]
+async fn results_arrive_once_wherever_the_connection_breaks() {
+    let all = |request: &Request| {
+        let from = number(request, "results") as u64;
+        let mut lines: Vec<_> =
+            (0..5).map(|n| result(n * 10, n * 10 + 10)).skip(usize::try_from(from / 10).unwrap()).collect();
+        lines.push(OutputLine::End { end: api::exec::ExecEnd { results_bytes: 50, ..end(0, 0) } });
+        lines
+    };
+    for cut in (450..1500).step_by(97) {
+        let server = Server::start(move |_, request| Answer::cut(&text(&all(request)), cut)).await;
+        let mut exec = reader(&server);
+        let mut offsets = Vec::new();
+        loop {
+            match exec.next().await.unwrap().unwrap() {
+                Event::Result { offset, .. } => offsets.push(offset),
+                Event::End(_) => break,
+                other @ (Event::Data { .. } | Event::Gap { .. }) => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(offsets, [0, 10, 20, 30, 40], "cut at {cut}");
+        assert!(server.seen().iter().all(|request| number(request, "results").is_multiple_of(10)));
+    }
+    let server = Server::start(move |_, request| Answer::lines(&all(request))).await;
+    assert_eq!(reader(&server).collect().await.unwrap().results.len(), 5);
 }
 
 #[tokio::test]
@@ -145,7 +186,7 @@ async fn what_is_gone_when_the_reader_comes_back_is_said_by_name() {
         let mut exec = reader(&server);
         assert!(matches!(exec.next().await.unwrap(), Some(Event::Data { .. })));
         assert_eq!(exec.next().await.unwrap_err().code(), Some(code));
-        assert_eq!(exec.position(), (3, 0));
+        assert_eq!(exec.position(), (3, 0, 0));
     }
 }
 
@@ -231,7 +272,7 @@ async fn what_was_written_so_far_ends_where_the_server_says_so() {
 async fn a_reader_begins_where_it_is_told_to() {
     let server = Server::start(|_, request| Answer::lines(&honest(request))).await;
     let mut exec = reader(&server);
-    exec.seek(4, STDERR.len() as u64);
+    exec.seek(4, STDERR.len() as u64, 0);
     assert_eq!(exec.collect().await.unwrap().stdout, &STDOUT.as_bytes()[4..]);
 }
 
@@ -248,7 +289,7 @@ async fn a_wait_that_is_dropped_loses_nothing() {
         };
         match event.unwrap() {
             Event::Data { stream: Stream::Stdout, bytes, .. } => stdout.extend_from_slice(&bytes),
-            Event::Data { .. } | Event::Gap { .. } => {}
+            Event::Data { .. } | Event::Gap { .. } | Event::Result { .. } => {}
             Event::End(_) => break,
         }
     }

@@ -9,6 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Instant;
 
+use api::code::Code;
+use api::exec::ExecSpec;
+
 use super::chain::LINE_BYTES_MAX;
 use super::writer::{Word, Writer};
 use super::{Act, Audit, DETAIL_BYTES_MAX, Entry, Error, QUEUE, verify};
@@ -82,6 +85,19 @@ async fn the_words_of_a_command_are_not_written() {
     assert!(lines[0]["detail"].as_str().unwrap().starts_with("argv sha256:"));
     assert_eq!(lines[0]["detail"], lines[2]["detail"]);
     assert_ne!(lines[0]["detail"], lines[1]["detail"], "where one word ends counts");
+}
+
+#[tokio::test]
+async fn of_code_its_length_and_hash_are_written_and_never_its_text() {
+    let place = place();
+    let audit = open(&place.path);
+    let code = Code { source: "password = 'hunter2'".into(), ..Code::default() };
+    let spec = ExecSpec { code: Some(code), ..ExecSpec::default() };
+    audit.record(Entry::new(1, Act::Exec).command(&spec));
+    audit.flush().await;
+    assert!(!fs::read_to_string(&place.path).unwrap().contains("hunter2"));
+    let detail = lines(&place.path)[0]["detail"].clone();
+    assert!(detail.as_str().unwrap().starts_with("python <code, 20 bytes> sha256:"), "{detail}");
 }
 
 #[tokio::test]

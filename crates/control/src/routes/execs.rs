@@ -68,6 +68,9 @@ pub struct From {
     /// The first byte of standard error.
     #[serde(default)]
     stderr: u64,
+    /// Where the first result begins: 0, or `next` of one that was told.
+    #[serde(default)]
+    results: u64,
     /// Whether to wait for more. Without, what is there now is told and the stream ends.
     #[serde(default = "yes")]
     follow: bool,
@@ -96,7 +99,7 @@ pub struct Piece {
     last: bool,
 }
 
-/// Starts a command. With an `idempotency-key` it is started once, however often this is sent. Whoever accepts
+/// Starts a command, or code. With an `idempotency-key` it is started once, however often this is sent. Whoever accepts
 /// `application/x-ndjson` gets its output as a stream, the exec first; others get the exec.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/execs", params(("sandbox" = String, Path), ("idempotency-key" = Option<String>, Header), Starting), request_body = ExecSpec, security(("key" = [])), responses((status = 201, content((ExecInfo = "application/json"), (OutputLine = "application/x-ndjson"))), (status = "default", body = Error)))]
 pub async fn start(
@@ -117,7 +120,7 @@ pub async fn start(
     let sandbox = platform.running(&caller, &named).await?;
     let call = platform.node.call(&sandbox.id)?;
     let id = manner.idempotency.exec_id()?;
-    platform.note(&caller, Act::Exec, |entry| entry.sandbox(&sandbox.id).exec(&id).argv(&spec.argv));
+    platform.note(&caller, Act::Exec, |entry| entry.sandbox(&sandbox.id).exec(&id).command(&spec));
     let info = platform.node.exec(&call, &id, spec).await?;
     drop(launch);
     Ok(match place {
@@ -125,7 +128,7 @@ pub async fn start(
         Some(place) => {
             let exec = call.reader(id);
             let (started, cancels) = (Some(info), manner.cancels);
-            let from = [0; 2];
+            let from = [0; 3];
             Output { platform, call, exec, place, from, started, until: None, cancels }.into_response()
         }
     })
@@ -179,20 +182,22 @@ pub async fn output(
     let place = place(&caller.share)?;
     let call = call(&caller, &platform, &named).await?;
     let info = info(&call, &exec).await?;
-    if from.stdout > info.stdout_bytes || from.stderr > info.stderr_bytes {
+    let written = [info.stdout_bytes, info.stderr_bytes, info.results_bytes];
+    let From { stdout, stderr, results, follow } = from;
+    let from = [stdout, stderr, results];
+    if from.iter().zip(written).any(|(from, written)| *from > written) {
         return Err(Error::invalid(
             format!(
-                "the exec has written {} and {} bytes, fewer than asked for",
-                info.stdout_bytes, info.stderr_bytes
+                "the exec has written {} and {} bytes and {} of results, fewer than asked for",
+                info.stdout_bytes, info.stderr_bytes, info.results_bytes
             ),
             "Ask for offsets that were reached.",
         )
         .into());
     }
     let mut reader = call.reader(info.id);
-    reader.seek(from.stdout, from.stderr);
-    let until = (!from.follow).then_some([info.stdout_bytes, info.stderr_bytes]);
-    let from = [from.stdout, from.stderr];
+    reader.seek(stdout, stderr, results);
+    let until = (!follow).then_some(written);
     Ok(Output { platform, call, exec: reader, place, from, started: None, until, cancels: false })
 }
 

@@ -2,6 +2,7 @@
 
 use api::ErrorCode;
 use api::exec::{ExecSpec, Outcome};
+use api::limits::UID_MAX;
 use e2e::lab::{collect, exec, sh, start, text};
 
 use crate::field::{BOTH, THROUGH, home, payload, said, withstand};
@@ -133,7 +134,7 @@ fn an_exec_has_no_more_rights_than_a_start() {
         control
             .assert("control", &[("CapInh", "ok"), ("CapEff", "ok"), ("CapAmb", "ok"), ("NoNewPrivs", "0")]);
         let sandbox = field.sandbox().await;
-        for uid in [1000, 1, 1001, 20_000, 65_533] {
+        for uid in [1000, 1, 1001, 20_000, UID_MAX] {
             let said = said(&collect(&sandbox, &ExecSpec { uid: Some(uid), ..field.payload(&[]) }).await);
             said.assert_held("sandbox");
             let (one, four) = (uid.to_string(), vec![uid.to_string(); 4].join("+"));
@@ -183,7 +184,7 @@ fn an_identity_is_exact_or_refused() {
             }
         }
         assert!(refused >= 25, "only {refused} were refused");
-        for uid in [1, 999, 1000, 1001, 65_533] {
+        for uid in [1, 999, 1000, 1001, UID_MAX] {
             let spec = ExecSpec { uid: Some(uid), ..exec(&["id", "-u"]) };
             assert_eq!(text(&collect(&sandbox, &spec).await), format!("{uid}\n"));
         }

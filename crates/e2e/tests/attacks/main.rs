@@ -10,6 +10,7 @@
 //! | [`setup`] | R: how runtimes were broken before: root file systems that lie, planted links, sockets without a file |
 //! | [`output`] | O: what a process writes, without end, without lines, without meaning |
 //! | [`group`] | G: shedding the group by which an exec's processes are found |
+//! | [`interpreter`] | I: the interpreter that runs of code are forked from, and its channel |
 //! | [`field`] | what all of them stand on: payloads, and the host before and after |
 //! | [`room`] | where controls run: plain runc in namespaces of its own, with the defences off |
 //!
@@ -29,6 +30,7 @@ mod exhaustion;
 mod field;
 mod group;
 mod inheritance;
+mod interpreter;
 mod kernel;
 mod output;
 mod room;

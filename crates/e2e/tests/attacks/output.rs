@@ -48,6 +48,7 @@ async fn skim(mut exec: Exec, mut look: impl FnMut(Stream, &[u8])) -> Seen {
                 *at = to;
                 missed += to - from;
             }
+            Event::Result { .. } => panic!("a result of a command"),
             Event::End(end) => return Seen { told, missed, longest, peak, end },
         }
         if pieces % 64 == 0 {

@@ -230,6 +230,8 @@ fn forged() -> Vec<u8> {
         stdout_dropped: 0,
         stderr_bytes: 0,
         stderr_dropped: 0,
+        results_bytes: 0,
+        state_lost: false,
         duration_us: 1,
         left_running: 0,
         memory: None,

@@ -41,7 +41,9 @@ fn told(body: &str) -> Told {
             }
             OutputLine::End { end: told } => end = Some(told.outcome.clone()),
             OutputLine::Started { .. } | OutputLine::Heartbeat => {}
-            OutputLine::Gap { .. } | OutputLine::Error { .. } => panic!("{line:?}"),
+            OutputLine::Gap { .. } | OutputLine::Result { .. } | OutputLine::Error { .. } => {
+                panic!("{line:?}")
+            }
         }
     }
     Told { bytes, lines, end }

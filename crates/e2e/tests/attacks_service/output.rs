@@ -200,7 +200,7 @@ async fn head_and_tail(service: &Service, home: &SandboxId, id: &api::ExecId) {
                 head += if gaps.is_empty() { bytes.len() as u64 } else { 0 };
             }
             Event::Gap { stream: Stream::Stdout, from, to } => gaps.push(to - from),
-            Event::Data { .. } | Event::Gap { .. } => {}
+            Event::Data { .. } | Event::Gap { .. } | Event::Result { .. } => {}
             Event::End(end) => break end,
         }
     };
@@ -228,6 +228,7 @@ fn a_flood_that_is_read_takes_less_than_a_core_and_keeps_nobody_waiting() {
                     match exec.next().await.unwrap().unwrap() {
                         Event::Data { bytes, .. } => read += bytes.len() as u64,
                         Event::Gap { from, to, .. } => missed += to - from,
+                        Event::Result { .. } => panic!("a result of a command"),
                         Event::End(end) => return (read, missed, end),
                     }
                 }
@@ -346,7 +347,7 @@ async fn drip(
                     Event::Data { bytes, .. } => {
                         counts[number].fetch_add(bytes.len() as u64, Ordering::Relaxed);
                     }
-                    Event::Gap { .. } => panic!("a gap in a few bytes"),
+                    Event::Gap { .. } | Event::Result { .. } => panic!("a gap in a few bytes, or a result"),
                     Event::End(end) => return end.outcome,
                 }
             }

@@ -10,10 +10,13 @@ use super::base::Base;
 use super::cache::{self, Log, StepKey};
 use super::layers::{self, Layers};
 use super::recipe::{Copy, Debian, Ground, Recipe, Step};
-use super::step::{Ears, Setting, Work};
+use super::step::{Ears, Setting, Work, check_imported};
 use super::unpack::Source;
 use super::{Builder, Progress, Store, Template, Watch, copy, failed, store};
 use crate::error::Error;
+
+/// What is said of a version of Python.
+const VERSION_CHARS_MAX: usize = 64;
 
 /// What to build.
 pub struct Order<'a> {
@@ -145,10 +148,8 @@ impl Builder {
         if !kept {
             rising.check_room()?;
             let ears = Ears { log: &rising.log, watch };
-            let made = self.work(work, rising.trees(), Some(&rising.layers), ears).await?;
-            if let Some((making, unpacked)) = made {
-                rising.add(&self.data, &key, making, &unpacked)?;
-            }
+            let (making, unpacked) = self.work(work, rising.trees(), &rising.layers, ears).await?;
+            rising.add(&self.data, &key, making, &unpacked)?;
         }
         Ok(())
     }
@@ -186,18 +187,25 @@ impl Builder {
         Ok(())
     }
 
-    /// What is to be imported ahead can be imported, by the user that code runs as.
+    /// What is to be imported ahead can be, by the interpreter of a sandbox as it will be.
     async fn check_imports(&self, order: &Order<'_>, rising: &Rising, watch: Watch<'_>) -> Result<(), Error> {
         rising.say("# imports\n");
-        let work = Work::imports(&order.recipe.imports, &rising.setting);
-        let key = StepKey::of(rising.top(), &json!({ "imports": work.commands }))?;
+        let imports = &order.recipe.imports;
+        let done = json!({ "imports": imports, "env": rising.setting.env, "by": "the interpreter" });
+        let key = StepKey::of(rising.top(), &done)?;
         let Some((top, digest)) = rising.keys.last().zip(rising.digests.last()) else { return Ok(()) };
         if !order.fresh && cache::find(&self.data, &rising.layers, &key)?.is_some() {
             return Ok(());
         }
-        let ears = Ears { log: &rising.log, watch };
-        let worked = self.work(work, rising.trees(), None, ears).await;
-        worked.map_err(|error| at_step(error, "imports", order.name))?;
+        let seen = self.interpreter(imports, &rising.setting, rising.trees(), &rising.log).await;
+        let seen = seen.map_err(|error| at_step(error, "imports", order.name))?;
+        // Of a sandbox, so it is cut as all that it says is.
+        let python: String =
+            seen.python.chars().filter(|c| !c.is_control()).take(VERSION_CHARS_MAX).collect();
+        let said = format!("Python {python}, imported in {} ms", seen.import_ms);
+        rising.say(&format!("{said}\n"));
+        watch(Progress::Says(&said));
+        check_imported(&seen).map_err(|error| at_step(error, "imports", order.name))?;
         cache::keep(&self.data, &key, top, digest)
     }
 }

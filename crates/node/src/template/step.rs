@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use api::code::InterpreterInfo;
 use api::exec::{ExecEnd, ExecSpec, Outcome};
 use api::limits::{Limits, UID};
 use api::policy::{Policy, Preset};
@@ -111,14 +112,6 @@ impl Work {
         }
         Some(Self { commands, policy })
     }
-
-    /// Whether the modules can be imported, each by itself, so that the one that cannot is named.
-    pub(super) fn imports(modules: &[String], setting: &Setting) -> Self {
-        let policy = Policy::default();
-        let script = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n";
-        let argv = ["python3", "-c", script].map(str::to_owned).into_iter().chain(modules.iter().cloned());
-        Self { commands: vec![setting.spec(argv.collect(), true, &policy)], policy }
-    }
 }
 
 impl Setting {
@@ -156,14 +149,14 @@ impl Setting {
 }
 
 impl Builder {
-    /// Runs work on top of these layers. With `keeps`, what it changed is made a layer on top of them.
+    /// Runs work on top of these layers; what it changed is made a layer on top of them.
     pub(super) async fn work(
         &self,
         work: Work,
         below: Vec<PathBuf>,
-        keeps: Option<&layers::Layers>,
+        layers: &layers::Layers,
         ears: Ears<'_>,
-    ) -> Result<Option<(layers::Making, super::Unpacked)>, Error> {
+    ) -> Result<(layers::Making, super::Unpacked), Error> {
         let spec = Spec {
             layers: below.clone(),
             limits: limits(),
@@ -181,13 +174,8 @@ impl Builder {
             for (index, spec) in work.commands.iter().enumerate() {
                 run(&sandbox, index, spec, &ears).await?;
             }
-            match keeps {
-                None => Ok(None),
-                Some(layers) => {
-                    let source = changes(&sandbox).await?;
-                    self.unpack(layers, source, (below, true), ears.watch).await.map(Some)
-                }
-            }
+            let source = changes(&sandbox).await?;
+            self.unpack(layers, source, (below, true), ears.watch).await
         }
         .await;
         drop(attendant);
@@ -196,6 +184,63 @@ impl Builder {
         stopped?;
         Ok(made)
     }
+}
+
+impl Builder {
+    /// How the interpreter of a sandbox of these layers is doing once it has imported these modules. Nothing leaves meanwhile.
+    pub(super) async fn interpreter(
+        &self,
+        imports: &[String],
+        setting: &Setting,
+        layers: Vec<PathBuf>,
+        log: &Arc<Mutex<Log>>,
+    ) -> Result<InterpreterInfo, Error> {
+        let Limits { disk_bytes, disk_inodes, .. } = Limits::MIN;
+        let limits = Limits { disk_bytes, disk_inodes, ..limits() };
+        let spec = Spec { layers, limits, profile: Profile::Run, guest: self.guest.clone() };
+        let sandbox = Arc::new(Sandbox::start(Arc::clone(&self.runtime), self.fresh_id()?, &spec).await?);
+        let attendant = AbortOnDropHandle::new(tokio::spawn(let_out(
+            Arc::clone(&sandbox),
+            Arc::clone(&self.broker),
+            Policy::default(),
+            Arc::clone(log),
+        )));
+        let seen = async {
+            sandbox.prepare(imports, &setting.env).await?;
+            sandbox.interpreter().await
+        }
+        .await;
+        drop(attendant);
+        let stopped = sandbox.stop(Duration::ZERO).await;
+        let seen = seen?;
+        stopped?;
+        Ok(seen)
+    }
+}
+
+/// Refuses modules that cannot be imported ahead, by name.
+pub(super) fn check_imported(seen: &InterpreterInfo) -> Result<(), Error> {
+    let (message, fix) = if !seen.failed.is_empty() {
+        let failed: Vec<_> = seen
+            .failed
+            .iter()
+            .map(|one| format!("{} cannot be imported: {}", one.module, one.error))
+            .collect();
+        (failed.join("; "), "Have a step install it, or leave it out of `imports`.")
+    } else if let Some(module) = &seen.threaded_by {
+        (
+            format!(
+                "{module} starts a thread when it is imported, and a process with threads cannot be forked"
+            ),
+            "Leave it out of `imports`: code that needs it imports it itself.",
+        )
+    } else {
+        return Ok(());
+    };
+    let message = message.chars().take(TAIL_BYTES).collect();
+    let (code, layer) = (ErrorCode::InvalidRequest, Layer::UserCode);
+    let (ran, retry, fix) = (Ran::Yes, Retry::Useless, fix.into());
+    Err(Error::Request(api::Error { code, message, layer, ran, retry, fix }))
 }
 
 /// Runs one command to its end, which must be a good one.
@@ -219,6 +264,8 @@ async fn run(sandbox: &Sandbox, index: usize, spec: &ExecSpec, ears: &Ears<'_>) 
                 let line = format!("\n# {} bytes were not kept\n", to - from);
                 ears.log.lock().unwrap_or_else(PoisonError::into_inner).say(line.as_bytes());
             }
+            // Only code shows any.
+            Some(Event::Result { .. }) => {}
             Some(Event::End(ExecEnd { outcome: Outcome::Exited { code: 0 }, .. })) => return Ok(()),
             Some(Event::End(end)) => return Err(not_well(spec, &end, &tail)),
             None => return Err(Error::Protocol("the output of a step ended without an end".into())),
@@ -286,4 +333,22 @@ fn not_well(spec: &ExecSpec, end: &ExecEnd, tail: &[u8]) -> Error {
         retry: Retry::Useless,
         fix: String::new(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::code::FailedImport;
+
+    #[test]
+    fn a_module_that_cannot_be_imported_ahead_is_named_with_what_to_do() {
+        let failed = FailedImport { module: "nix".into(), error: "No module named 'nix'".into() };
+        let seen = InterpreterInfo { failed: vec![failed], ..InterpreterInfo::default() };
+        let error = check_imported(&seen).unwrap_err().to_api();
+        assert!(error.message.contains("nix") && error.message.contains("No module named"), "{error}");
+        let seen = InterpreterInfo { threaded_by: Some("busy".into()), ..InterpreterInfo::default() };
+        let error = check_imported(&seen).unwrap_err().to_api();
+        assert!(error.message.starts_with("busy") && error.fix.contains("`imports`"), "{error}");
+        assert!(check_imported(&InterpreterInfo::default()).is_ok());
+    }
 }

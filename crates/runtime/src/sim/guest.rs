@@ -10,6 +10,7 @@
 //! | `POST /execs/{id}/signal` with a `SignalRequest` | ends the exec: no program handles any |
 //! | `PUT /execs/{id}/size` with a `TerminalSize` | the exec's terminal has that size |
 //! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
+//! | `/interpreter`, `/contexts/…`, an `ExecSpec` with code | `unsupported` |
 //!
 //! It has no thread and, while nobody is connected and nothing runs, no task but its time to live's.
 
@@ -86,6 +87,9 @@ impl Guest {
         let mut execs = self.execs();
         if let Some(exec) = execs.iter().find(|exec| exec.id == id) {
             return if exec.fingerprint == fingerprint { Ok(exec.info()) } else { Err(taken(&id)) };
+        }
+        if spec.code.is_some() {
+            return Err(no_interpreter());
         }
         let program = Program::find(&spec.argv)?;
         make_room(&mut execs)?;
@@ -203,6 +207,7 @@ async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> Reply {
             exec.ask_to_end(Outcome::Signaled { signal });
             json(StatusCode::OK, &was_running)
         }
+        (_, ["interpreter"] | ["contexts", ..]) => Err(no_interpreter()),
         _ => Err(Error::not_found(format!("there is no route {} {}", parts.method, parts.uri.path()))),
     }
 }
@@ -223,6 +228,17 @@ fn make_room(execs: &mut VecDeque<Arc<Exec>>) -> Result<(), Error> {
             retry: Retry::Safe,
             fix: "Wait for some to end, or cancel them.".into(),
         }),
+    }
+}
+
+fn no_interpreter() -> Error {
+    Error {
+        code: ErrorCode::Unsupported,
+        message: "a simulated guest runs no code".into(),
+        layer: Layer::Platform,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: "Use a real runtime.".into(),
     }
 }
 

@@ -41,7 +41,7 @@ async fn unread(sandbox: &Sandbox, bytes: u64) -> Duration {
         tokio::time::sleep(LOOK).await;
     }
     // The head is not of interest: only how it ended.
-    exec.seek(bytes, 0);
+    exec.seek(bytes, 0, 0);
     let end = exec.collect().await.unwrap().end;
     assert_eq!((end.outcome, end.stdout_bytes), (Outcome::Exited { code: 0 }, bytes));
     Duration::from_micros(end.duration_us)

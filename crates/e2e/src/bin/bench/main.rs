@@ -8,6 +8,7 @@
 //! | [`flood`] | bytes a second through one exec |
 //! | [`carry`] | bytes a second in and out of a file |
 //! | [`service`] | the same through the public API, many at once |
+//! | [`code`] | running code, beside a bare interpreter, its fork and a Jupyter kernel |
 //! | [`samples`] | percentiles |
 //! | [`report`] | the tables, and the goals |
 //!
@@ -25,6 +26,7 @@
 )]
 
 mod carry;
+mod code;
 mod flood;
 mod reference;
 mod report;
@@ -53,6 +55,8 @@ struct Effort {
     carried_bytes: u64,
     /// Idle sandboxes on a server.
     live: usize,
+    /// Runs of code.
+    code: code::Often,
 }
 
 impl Effort {
@@ -62,6 +66,7 @@ impl Effort {
         flood_bytes_kernel: 256 << 20,
         carried_bytes: 1_000_000_000,
         live: 300,
+        code: code::Often { rounds: 200, slow: [20, 10] },
     };
     const QUICK: Self = Self {
         rounds: 20,
@@ -69,20 +74,23 @@ impl Effort {
         flood_bytes_kernel: 128 << 20,
         carried_bytes: 100_000_000,
         live: 50,
+        code: code::Often { rounds: 12, slow: [2, 0] },
     };
 }
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let effort = match words.as_slice() {
-        [] => Effort::FULL,
-        ["--quick"] => Effort::QUICK,
+    let (effort, only_code) = match words.as_slice() {
+        [] => (Effort::FULL, false),
+        ["--quick"] => (Effort::QUICK, false),
+        ["code"] => (Effort::FULL, true),
+        ["--quick", "code"] => (Effort::QUICK, true),
         // As the OCI runtime of a sandbox that is only prepared.
         ["--root", ..] => return reference::stand_in(&words),
         ["keep", bundle, state] => return reference::keep(bundle.as_ref(), state.as_ref()),
         _ => {
-            eprintln!("usage: bench [--quick]");
+            eprintln!("usage: bench [--quick] [code]");
             return ExitCode::from(2);
         }
     };
@@ -98,7 +106,11 @@ fn main() -> ExitCode {
     }
     let executor =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let measured = catch_unwind(AssertUnwindSafe(|| executor.block_on(measure(effort, &labs))));
+    let measured = catch_unwind(AssertUnwindSafe(|| {
+        executor.block_on(async {
+            if only_code { measure_code(effort, &labs).await } else { measure(effort, &labs).await }
+        });
+    }));
     executor.block_on(tidy(&labs));
     executor.shutdown_background();
     if measured.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -129,7 +141,21 @@ async fn measure(effort: Effort, labs: &[Lab]) {
     report::carried(&carried);
     let served = service::run(effort, runc).await;
     report::served(&served);
+    let code = code::run(effort.code, &names).await;
+    report::code(&code);
     report::goals(&times, &weights, &served, &carried);
+    report::code_goals(&code);
+}
+
+/// Only running code.
+async fn measure_code(effort: Effort, labs: &[Lab]) {
+    let [runc, ..] = labs else { return };
+    report::machine(effort.code.rounds, runc.data());
+    let names: Vec<&str> = labs.iter().map(|lab| lab.runtime.name()).collect();
+    let code = code::run(effort.code, &names).await;
+    report::code(&code);
+    report::goals_head();
+    report::code_goals(&code);
 }
 
 /// Ends what a measurement that failed has left running: its data directory goes with this process.

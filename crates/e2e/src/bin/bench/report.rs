@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::carry::Carried;
+use crate::code::Taken;
 use crate::flood::Flood;
 use crate::rounds::Times;
 use crate::samples::Samples;
@@ -27,6 +28,12 @@ const SERVER_MIB: f64 = 60.0;
 const SERVER_KIB_EACH: f64 = 30.0;
 /// A file may take this many times what a plain copy of it over a unix socket takes.
 const CARRIED_RATIO: f64 = 2.0;
+/// A run without state may take this many milliseconds longer than a bare fork, half of the time.
+const RUN_MS: f64 = 10.0;
+/// A cell may take this many milliseconds longer than it takes by itself.
+const CELL_MS: f64 = 3.0;
+/// The first run may take this many times what a bare `python3` takes for the same imports.
+const FIRST_RATIO: f64 = 1.25;
 const MIB: f64 = 1_048_576.0;
 
 /// Says where this runs.
@@ -186,38 +193,94 @@ fn per_sandbox_kib(served: &Served) -> f64 {
 
 /// The table of goals.
 pub(crate) fn goals(times: &Times, weights: &[Weight], served: &Served, carried: &Carried) {
-    println!("\n{:<58} {:>9} {:>9}   met", "goal on runc", "most", "measured");
-    let line = |what: &str, most: f64, measured: f64| {
-        let met = if measured <= most { "yes" } else { "no" };
-        println!("{what:<58} {most:>9.2} {measured:>9.2}   {met}");
-    };
+    goals_head();
     if let Some(runc) = times.ours.iter().find(|ours| ours.name == "runc") {
         let start = runc.first_exec.p50() / times.runc_run.p50();
-        line("start until a first exec is answered, × runc run", START_RATIO, start);
-        line("stop, ms, p50", STOP_MS, runc.stop.p50());
-        line("exec of /bin/true over bare, ms, p50", EXEC_P50_MS, runc.exec.p50() - times.bare.p50());
-        line("exec of /bin/true over bare, ms, p95", EXEC_P95_MS, runc.exec.p95() - times.bare.p95());
+        goal("start until a first exec is answered, × runc run", START_RATIO, start);
+        goal("stop, ms, p50", STOP_MS, runc.stop.p50());
+        goal("exec of /bin/true over bare, ms, p50", EXEC_P50_MS, runc.exec.p50() - times.bare.p50());
+        goal("exec of /bin/true over bare, ms, p95", EXEC_P95_MS, runc.exec.p95() - times.bare.p95());
     }
     if let Some(runc) = weights.iter().find(|weight| weight.name == "runc") {
-        line("idle sandbox, all that is charged, MiB", IDLE_MIB, mib(runc.charged));
+        goal("idle sandbox, all that is charged, MiB", IDLE_MIB, mib(runc.charged));
     }
     for ways in &served.lives {
         let what = format!("{} lives at once through the API, × in process", ways.at_once);
-        line(&what, SERVED_RATIO, ways.served.p50() / ways.here.p50());
+        goal(&what, SERVED_RATIO, ways.served.p50() / ways.here.p50());
     }
     for ways in &served.execs {
         let what = format!("{} execs at once through the API, × in process", ways.at_once);
-        line(&what, SERVED_RATIO, ways.served.p50() / ways.here.p50());
+        goal(&what, SERVED_RATIO, ways.served.p50() / ways.here.p50());
     }
     let [_, after] = served.resident;
     let most = SERVER_MIB + SERVER_KIB_EACH * served.live as f64 / 1024.0;
-    line(&format!("the server with {} idle sandboxes, MiB", served.live), most, mib(after));
+    goal(&format!("the server with {} idle sandboxes, MiB", served.live), most, mib(after));
     for (_, into, out) in carried.ways.iter().filter(|(name, ..)| name == "runc") {
         for (what, took) in [("into", into), ("out of", out)] {
             let what = format!("{} MB {what} a sandbox, × a plain copy", carried.bytes / 1_000_000);
-            line(&what, CARRIED_RATIO, took.as_secs_f64() / carried.plain.as_secs_f64());
+            goal(&what, CARRIED_RATIO, took.as_secs_f64() / carried.plain.as_secs_f64());
         }
     }
+}
+
+/// The table of running code.
+pub(crate) fn code(all: &[Taken]) {
+    for taken in all {
+        let name = format!("{}: running code, through the API", taken.name);
+        println!("\n{name:<58} {:>9} {:>9} {:>6}   over, p50", "p50 ms", "p95 ms", "taken");
+        let line = |what: &str, samples: &Samples, over: Option<(&Samples, &str)>| {
+            if samples.is_empty() {
+                return;
+            }
+            let over = over.filter(|(to, _)| !to.is_empty());
+            let over =
+                over.map_or(String::new(), |(to, name)| format!("{:+.2} {name}", samples.p50() - to.p50()));
+            println!(
+                "{what:<58} {:>9.2} {:>9.2} {:>6}   {over}",
+                samples.p50(),
+                samples.p95(),
+                samples.len()
+            );
+        };
+        line("python3 -c, imports and the cell", &taken.bare, None);
+        line("Jupyter: a kernel until it is ready", &taken.kernel_ready, None);
+        line("Jupyter: a kernel until its first cell is done", &taken.kernel_first, None);
+        line("Jupyter: another cell in it", &taken.kernel_cell, None);
+        line("bare fork: fork, end, wait", &taken.fork, None);
+        line("bare fork: the cell in it", &taken.fork_cell, None);
+        line("ours: a run of `pass`", &taken.run, Some((&taken.fork, "bare fork")));
+        line("ours: a run of the cell", &taken.run_cell, Some((&taken.fork_cell, "bare fork")));
+        line("    of that the cell itself, in a fork", &taken.run_own, None);
+        line("ours: a cell of `pass` in a context", &taken.cell, None);
+        line("ours: the cell in a context", &taken.cell_cell, Some((&taken.kernel_cell, "Jupyter")));
+        line("    of that the cell itself", &taken.cell_own, None);
+        line("    and what it took besides", &taken.cell_over, None);
+        line("python3 -c, imports of the template", &taken.bare_ahead, None);
+        line("ours: the first run in a sandbox", &taken.first, Some((&taken.bare_ahead, "python3 -c")));
+    }
+}
+
+/// The goals of running code.
+pub(crate) fn code_goals(all: &[Taken]) {
+    for runc in all.iter().filter(|taken| taken.name == "runc") {
+        goal("a run of `pass` over a bare fork, ms, p50", RUN_MS, runc.run.p50() - runc.fork.p50());
+        let cell = runc.run_cell.p50() - runc.fork_cell.p50();
+        goal("a run of a cell over the cell in a bare fork, ms, p50", RUN_MS, cell);
+        goal("a cell of `pass` in a context, ms, p50", CELL_MS, runc.cell.p50());
+        goal("a cell in a context over its own time, ms, p50", CELL_MS, runc.cell_over.p50());
+        let first = runc.first.p50() / runc.bare_ahead.p50();
+        goal("the first run, × python3 -c with the same imports", FIRST_RATIO, first);
+    }
+}
+
+/// The head of the table of goals.
+pub(crate) fn goals_head() {
+    println!("\n{:<58} {:>9} {:>9}   met", "goal on runc", "most", "measured");
+}
+
+fn goal(what: &str, most: f64, measured: f64) {
+    let met = if measured <= most { "yes" } else { "no" };
+    println!("{what:<58} {most:>9.2} {measured:>9.2}   {met}");
 }
 
 fn mib(bytes: u64) -> f64 {

@@ -19,6 +19,11 @@ impl Samples {
         self.taken.is_empty()
     }
 
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.taken.len()
+    }
+
     /// Half of them took no longer, in milliseconds.
     pub(crate) fn p50(&self) -> f64 {
         self.percentile(50)

@@ -1,0 +1,258 @@
+//! Runs of code: as a cell of a context, as a fork of the interpreter, or as a command.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use api::code::{Code, Language};
+use api::exec::{ExecSpec, Stream};
+use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
+use bytes::Bytes;
+use rustix::process::Pid;
+use serde::Serialize;
+
+use crate::context::NO_GROUP;
+use crate::exec::Exec;
+use crate::launch::{DIRECTORY, Ends, Theirs, environment, on_pipes};
+use crate::parent::{Fork, Kind};
+use crate::records::Records;
+use crate::said::{Refused, Said, shown, understand};
+use crate::table::{Child, Table};
+use crate::watched::Watched;
+
+/// From the fork to the first line of code, without packages: milliseconds.
+const BEGIN_WITHIN: Duration = Duration::from_secs(10);
+/// For an installer to end after it was told to.
+const INSTALL_OVER: Duration = Duration::from_secs(30);
+
+/// Code that awaits at its top level is a module to node, and modules lack `require`: here both can be had.
+const REQUIRE: &str = concat!(
+    "--import=data:text/javascript,import{createRequire as c}from\"node:module\";",
+    "globalThis.require=c(process.cwd()+\"/\")"
+);
+/// Types are taken out by esbuild: Debian's node does not know them.
+const TYPESCRIPT: &str = r#"command -v esbuild >/dev/null || { echo "TypeScript needs esbuild: add { apt = [\"esbuild\"] } to the template's recipe" >&2; exit 127; }
+script=$(esbuild --loader=ts --log-level=error --target=node20) || exit 1
+printf '%s\n' "$script" | exec node "$1" -"#;
+
+/// What is asked for: where it runs, and what.
+pub struct Job {
+    /// Everything but the code.
+    pub spec: ExecSpec,
+    /// The code.
+    pub code: Code,
+}
+
+/// A process that runs code, from its fork on.
+pub struct Running {
+    /// Its output.
+    pub streams: Vec<(Stream, Rc<Watched>)>,
+    /// What it is told, and says.
+    pub channel: Rc<Records>,
+}
+
+/// What is told to a process that runs code.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tell<'a> {
+    /// The one run there is.
+    Run(Run<'a>),
+    /// The next cell.
+    Cell(CellSpec<'a>),
+    /// Asks for the variables.
+    Variables {},
+}
+
+/// What a cell is told.
+#[derive(Serialize)]
+pub struct CellSpec<'a> {
+    /// Counted from 1.
+    pub number: u64,
+    /// Variables of this one call.
+    pub env: &'a BTreeMap<String, String>,
+    /// And what a run is told.
+    #[serde(flatten)]
+    pub run: Run<'a>,
+}
+
+/// What a run is told.
+#[derive(Serialize)]
+pub struct Run<'a> {
+    code: &'a str,
+    requirements: &'a [String],
+    install_missing: bool,
+    install_ms: u64,
+}
+
+impl<'a> Run<'a> {
+    /// What this code is told.
+    pub fn of(code: &'a Code) -> Self {
+        Self {
+            code: &code.source,
+            requirements: &code.requirements,
+            install_missing: code.install_missing,
+            install_ms: code.install_ms.unwrap_or(limits::INSTALL_MS),
+        }
+    }
+}
+
+/// What a fork begins as.
+pub struct Birth<'a> {
+    /// Its user.
+    pub uid: u32,
+    /// Its extra group.
+    pub group: u32,
+    /// Its directory and variables.
+    pub spec: &'a ExecSpec,
+    /// What it is for.
+    pub kind: Kind,
+}
+
+/// Forks a process for code.
+pub async fn fork(table: &Rc<Table>, birth: &Birth<'_>, child: Child) -> Result<(Running, Pid), Error> {
+    // Under a kernel in user space every process of a user can name the descriptors of another: see `launch`.
+    let owner = if table.in_user_kernel() { 0 } else { birth.uid };
+    let broken = |error: std::io::Error| cannot_begin(&error.to_string());
+    let (Ends { streams, .. }, Theirs { stdin, stdout, stderr }) = on_pipes(false, owner).map_err(broken)?;
+    let (channel, theirs) = Records::pair().map_err(broken)?;
+    let fork = Fork {
+        run: birth.group,
+        uid: birth.uid,
+        group: birth.group,
+        cwd: birth.spec.cwd.as_deref().unwrap_or(DIRECTORY),
+        env: environment(birth.spec),
+        kind: birth.kind,
+    };
+    let descriptors: [OwnedFd; 4] = [stdin, stdout, stderr, theirs];
+    let pid = table.parent.fork(table, &fork, descriptors, child).await?;
+    Ok((Running { streams, channel: Rc::new(channel) }, pid))
+}
+
+/// Begins a run. Nothing is awaited here, as for a command.
+pub fn begin(table: &Rc<Table>, id: ExecId, mut spec: ExecSpec, fingerprint: u64) -> Result<Rc<Exec>, Error> {
+    let new = |spec: &ExecSpec, group| {
+        Rc::new(Exec::new(id.clone(), spec, fingerprint, group, Rc::clone(table.memory())))
+    };
+    let language = spec.code.as_ref().and_then(|code| code.language).unwrap_or_default();
+    if let Some(context) = spec.code.as_ref().and_then(|code| code.context.as_ref()) {
+        let context = table.contexts.find(context)?;
+        let exec = new(&spec, NO_GROUP);
+        let job = Job { code: spec.code.take().unwrap_or_default(), spec };
+        context.admits(&job.code)?;
+        table.know(&exec, id.clone());
+        // It is queued, which cannot fail any more: what becomes of it is told by its outcome.
+        exec.judge(Ok(()));
+        tokio::task::spawn_local(context.cell(Rc::clone(table), Rc::clone(&exec), job));
+        return Ok(exec);
+    }
+    if language == Language::Python {
+        let exec = new(&spec, table.group());
+        let job = Job { code: spec.code.take().unwrap_or_default(), spec };
+        table.know(&exec, id.clone());
+        tokio::task::spawn_local(run(Rc::clone(table), id, Rc::clone(&exec), job));
+        return Ok(exec);
+    }
+    let source = spec.code.take().unwrap_or_default().source;
+    let (command, input) = command(language, spec, &source)?;
+    let exec = table.begin(id, command, fingerprint)?;
+    if let Some(input) = input {
+        tokio::task::spawn_local(feed(Rc::clone(&exec), input));
+    }
+    Ok(exec)
+}
+
+/// Lives a run of Python from its fork to its end.
+async fn run(table: Rc<Table>, id: ExecId, exec: Rc<Exec>, job: Job) {
+    match begin_python(&table, &exec, &job).await {
+        Ok(running) => {
+            table.judge(&id, &exec, Ok(()));
+            let heard = attend(Rc::clone(&exec), running.streams.clone(), running.channel);
+            let heard = tokio::task::spawn_local(heard);
+            exec.live(running.streams).await;
+            heard.abort();
+        }
+        Err(error) => {
+            table.judge(&id, &exec, Err(error));
+        }
+    }
+}
+
+/// Forks it and gives it its code; waits until it says that it begins, unless packages come first.
+async fn begin_python(
+    table: &Rc<Table>,
+    exec: &Rc<Exec>,
+    Job { spec, code }: &Job,
+) -> Result<Running, Error> {
+    let birth = Birth { uid: spec.uid.unwrap_or(limits::UID), group: exec.group(), spec, kind: Kind::Run };
+    let (running, _pid) = fork(table, &birth, Child::Exec(Rc::clone(exec))).await?;
+    let run = Run::of(code);
+    let install = Duration::from_millis(run.install_ms);
+    let tell = Tell::Run(run);
+    let told = running.channel.write(&tell);
+    if !code.requirements.is_empty() {
+        exec.prepare(install + INSTALL_OVER);
+        let _ = tokio::time::timeout(BEGIN_WITHIN, told).await;
+        return Ok(running);
+    }
+    let first = async {
+        let _ = told.await;
+        running.channel.read().await
+    };
+    let first = tokio::time::timeout(BEGIN_WITHIN, first).await.ok().flatten();
+    match first.as_ref().and_then(|record| understand(&record.bytes)) {
+        Some(Said::Refused(Refused { message, .. })) => return Err(cannot_begin(&message)),
+        Some(Said::Result(result)) => shown(exec, &running.streams, result, &running.channel).await,
+        // One that ended before it could say anything is told of by its outcome.
+        _ => {}
+    }
+    exec.clock();
+    Ok(running)
+}
+
+/// Hears what a run says until it is gone.
+async fn attend(exec: Rc<Exec>, streams: Vec<(Stream, Rc<Watched>)>, channel: Rc<Records>) {
+    while let Some(record) = channel.read().await {
+        match understand(&record.bytes) {
+            Some(Said::Begun(_)) => exec.clock(),
+            Some(Said::Result(result)) => shown(&exec, &streams, result, &channel).await,
+            // Nobody waits for anything else, and one that says it harms only itself.
+            _ => {}
+        }
+    }
+}
+
+/// Writes code to the standard input of what runs it.
+async fn feed(exec: Rc<Exec>, input: Bytes) {
+    // One that does not read it all has ended, or says why in its output.
+    let _ = exec.stdin.write(0, &input).await;
+    exec.stdin.close();
+}
+
+/// The command that runs code of this language, and what is written to its standard input.
+fn command(language: Language, spec: ExecSpec, source: &str) -> Result<(ExecSpec, Option<Bytes>), Error> {
+    let argv: &[&str] = match language {
+        Language::Bash if source.len() > limits::WORD_BYTES_MAX => {
+            let (bytes, most) = (source.len() as u64, limits::WORD_BYTES_MAX as u64);
+            return Err(limits::exceeded("code.source of bash, in bytes", bytes, most));
+        }
+        Language::Bash => &["bash", "-c", source, "bash"],
+        Language::Javascript | Language::Python => &["node", REQUIRE, "-"],
+        Language::Typescript => &["sh", "-c", TYPESCRIPT, "typescript", REQUIRE],
+    };
+    let argv = argv.iter().map(|word| (*word).to_owned()).collect();
+    let input = (language != Language::Bash).then(|| Bytes::copy_from_slice(source.as_bytes()));
+    Ok((ExecSpec { argv, code: None, stdin: input.is_some(), ..spec }, input))
+}
+
+/// The error for a fork that cannot become what it should.
+pub fn cannot_begin(why: &str) -> Error {
+    Error {
+        code: ErrorCode::SpawnFailed,
+        message: format!("the code cannot begin: {why}"),
+        layer: Layer::UserCode,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: "Check that its directory exists and may be entered. Contexts of Python need `ipython` in the template.".into(),
+    }
+}

@@ -1,0 +1,389 @@
+//! Contexts: interpreters that stay. A cell is an exec whose process outlives it.
+//!
+//! ```text
+//! cell ──waits for its turn──▶ begins ──says it is done──▶ over; the next begins
+//!                                 ├─deadline · cancel──▶ SIGINT, again, then killed: its state is lost
+//!                                 └─process ends, memory──▶ its state is lost; the next cell starts another, and says so
+//! ```
+//!
+//! Cells take turns by a fair lock, so they run in the order in which they came. Between two cells nobody reads the channel; what is
+//! written then is kept, up to a bound, and told with the next cell.
+
+mod cell;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use api::code::{Code, ContextInfo, ContextSpec, ContextState, Language, Loss, Variable};
+use api::exec::{ExecSpec, Outcome, Stream};
+use api::{ContextId, Error, ErrorCode, Layer, Ran, Retry, limits};
+use rustix::process::Pid;
+use tokio::sync::{Mutex, Notify};
+
+use crate::code::{Birth, Running, Tell, cannot_begin, fork};
+use crate::exec::Exec;
+use crate::launch::{DIRECTORY, Launched, Purpose, verdict};
+use crate::parent::Kind;
+use crate::records::Records;
+use crate::said::{ACK, Refused, Said, understand};
+use crate::shell;
+use crate::sweep::{self, Whom};
+use crate::table::{Child, Table};
+use crate::watched::Watched;
+
+/// A process whose channel is closed has ended, or is about to.
+const END_WITHIN: Duration = Duration::from_secs(1);
+/// A fork is an interpreter within milliseconds; one that is started plainly imports everything itself.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+/// Variables are listed in milliseconds; a `repr` of user code may never end.
+const VARIABLES_WITHIN: Duration = Duration::from_secs(8);
+/// A cell notices the end of its process within a look or two.
+const END_LOOKS: u32 = 200;
+const END_LOOK_EVERY: Duration = Duration::from_millis(10);
+/// What is kept of each stream between two cells.
+const LATE_BYTES_MAX: usize = 64 * 1024;
+
+/// The group of a cell that does not run: nobody has it.
+pub const NO_GROUP: u32 = *limits::EXEC_GROUPS.end() + 3;
+
+/// One context.
+pub struct Context {
+    id: ContextId,
+    spec: ContextSpec,
+    process: RefCell<Option<Rc<Process>>>,
+    /// The cell that runs.
+    running: RefCell<Option<Rc<Exec>>>,
+    turn: Mutex<()>,
+    waiting: Cell<u32>,
+    cells: Cell<u64>,
+    restarts: Cell<u32>,
+    lost: Cell<Option<Loss>>,
+    /// The next cell says why it begins anew.
+    untold: Cell<Option<Loss>>,
+    /// Why its process is being ended, if by us.
+    ending: Cell<Option<Loss>>,
+    late: RefCell<[Vec<u8>; 2]>,
+    /// A result from before its first cell: that it is a plain interpreter.
+    early: RefCell<Option<Box<str>>>,
+    removed: Cell<bool>,
+}
+
+/// The process of a context.
+pub struct Process {
+    group: u32,
+    pid: Cell<Option<Pid>>,
+    running: RefCell<Option<Rc<Running>>>,
+    kills_before: u64,
+    outcome: RefCell<Option<Outcome>>,
+    ended: Notify,
+}
+
+impl Process {
+    /// It has ended in this way.
+    pub fn reaped(&self, outcome: Outcome) {
+        self.outcome.replace(Some(outcome));
+        self.ended.notify_waiters();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.outcome.borrow().is_some()
+    }
+
+    async fn until_ended(&self) -> Outcome {
+        loop {
+            let ended = self.ended.notified();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
+            if let Some(outcome) = self.outcome.borrow().clone() {
+                return outcome;
+            }
+            ended.await;
+        }
+    }
+}
+
+impl Context {
+    /// A context that has no process yet.
+    pub fn new(id: ContextId, spec: ContextSpec) -> Self {
+        Self {
+            id,
+            spec,
+            process: RefCell::default(),
+            running: RefCell::default(),
+            turn: Mutex::new(()),
+            waiting: Cell::new(0),
+            cells: Cell::new(0),
+            restarts: Cell::new(0),
+            lost: Cell::new(None),
+            untold: Cell::new(None),
+            ending: Cell::new(None),
+            late: RefCell::default(),
+            early: RefCell::default(),
+            removed: Cell::new(false),
+        }
+    }
+
+    /// What it was asked to be.
+    pub fn spec(&self) -> &ContextSpec {
+        &self.spec
+    }
+
+    /// Refuses a cell that it cannot take.
+    pub fn admits(&self, code: &Code) -> Result<(), Error> {
+        if code.language.is_some_and(|language| language != self.spec.language) {
+            return Err(Error::invalid(
+                format!("context {} runs {}", self.id, self.spec.language.name()),
+                "Leave the language out, or use another context.",
+            ));
+        }
+        if self.spec.language == Language::Bash {
+            if code.install_missing || !code.requirements.is_empty() {
+                return Err(Error::invalid("requirements are for Python", "Install by a command."));
+            }
+            let (bytes, most) = (code.source.len() as u64, limits::SHELL_CELL_BYTES_MAX as u64);
+            if bytes > most {
+                return Err(limits::exceeded("code.source of a cell of bash, in bytes", bytes, most));
+            }
+        }
+        if self.waiting.get() as usize >= limits::CELLS_WAITING_MAX {
+            return Err(Error {
+                code: ErrorCode::Capacity,
+                message: format!(
+                    "{} cells wait in context {}, the most at once",
+                    limits::CELLS_WAITING_MAX,
+                    self.id
+                ),
+                ..busy(&self.id)
+            });
+        }
+        Ok(())
+    }
+
+    /// How it is doing.
+    pub fn info(&self, table: &Table) -> ContextInfo {
+        self.notice(table);
+        let state = match (self.running.borrow().is_some(), self.process.borrow().is_some()) {
+            (true, _) => ContextState::Busy,
+            (false, true) => ContextState::Idle,
+            (false, false) => ContextState::Lost,
+        };
+        ContextInfo {
+            id: self.id.clone(),
+            language: self.spec.language,
+            cwd: self.spec.cwd.clone().unwrap_or_else(|| DIRECTORY.into()),
+            state,
+            cells: self.cells.get(),
+            waiting: self.waiting.get(),
+            restarts: self.restarts.get(),
+            lost: self.lost.get(),
+        }
+    }
+
+    /// Starts its first process, so that whoever asks for it hears whether it can be had.
+    pub async fn begin(self: &Rc<Self>, table: &Rc<Table>) -> Result<(), Error> {
+        let _turn = self.turn.lock().await;
+        self.alive(table).await.map(drop)
+    }
+
+    /// Takes note that its process has ended, if it has.
+    fn notice(&self, table: &Table) {
+        let process = self.process.borrow().clone();
+        let Some(process) = process.filter(|process| process.has_ended()) else { return };
+        self.process.replace(None);
+        let ended = if table.memory().count() > process.kills_before { Loss::Oom } else { Loss::Ended };
+        let loss = self.ending.take().unwrap_or(ended);
+        self.restarts.set(self.restarts.get() + 1);
+        self.lost.set(Some(loss));
+        self.untold.set(Some(loss));
+    }
+
+    /// Its process, or a new one. Called by whoever has the turn.
+    async fn alive(self: &Rc<Self>, table: &Rc<Table>) -> Result<Rc<Process>, Error> {
+        self.notice(table);
+        let there = self.process.borrow().clone();
+        if let Some(process) = there {
+            return Ok(process);
+        }
+        table.memory().settled().await;
+        let process = Rc::new(Process {
+            group: table.group(),
+            pid: Cell::new(None),
+            running: RefCell::default(),
+            kills_before: table.memory().count(),
+            outcome: RefCell::default(),
+            ended: Notify::new(),
+        });
+        let running = Rc::new(self.start(table, &process).await?);
+        process.running.replace(Some(Rc::clone(&running)));
+        for (stream, pipe) in &running.streams {
+            tokio::task::spawn_local(Rc::clone(self).pump(*stream, Rc::clone(pipe)));
+        }
+        self.process.replace(Some(Rc::clone(&process)));
+        Ok(process)
+    }
+
+    async fn start(&self, table: &Rc<Table>, process: &Rc<Process>) -> Result<Running, Error> {
+        let (cwd, env) = (self.spec.cwd.clone(), self.spec.env.clone());
+        let spec = ExecSpec { cwd, env, ..ExecSpec::default() };
+        let child = Child::Context(Rc::clone(process));
+        if self.spec.language == Language::Python {
+            let birth = Birth { uid: limits::UID, group: process.group, spec: &spec, kind: Kind::Context };
+            let (running, pid) = fork(table, &birth, child).await?;
+            process.pid.set(Some(pid));
+            self.ready(&running.channel).await?;
+            return Ok(running);
+        }
+        let spec = ExecSpec { argv: shell::argv(), ..spec };
+        let (channel, theirs) = Records::pair().map_err(|error| cannot_begin(&error.to_string()))?;
+        let who = Purpose::Run.identity(&spec, process.group);
+        let Launched { pid, verdict: said, ends } = table.launch(&spec, who, &[theirs])?;
+        table.adopt(pid, child);
+        verdict(&spec, process.group, said).await?;
+        process.pid.set(Some(pid));
+        Ok(Running { streams: ends.streams, channel: Rc::new(channel) })
+    }
+
+    /// Waits until the fork says that it is an interpreter; keeps what it says besides for the first cell.
+    async fn ready(&self, channel: &Records) -> Result<(), Error> {
+        let begun = async {
+            while let Some(record) = channel.read().await {
+                match understand(&record.bytes) {
+                    Some(Said::Begun(_)) => return Ok(()),
+                    Some(Said::Refused(Refused { message })) => return Err(cannot_begin(&message)),
+                    Some(Said::Result(result)) => {
+                        self.early.replace(Some(result.get().into()));
+                        let _ = channel.send_bytes(ACK, &[]).await;
+                    }
+                    Some(Said::Done(_) | Said::Variables(_)) | None => {}
+                }
+            }
+            Err(cannot_begin("its process ended"))
+        };
+        let late = || Err(cannot_begin("it took too long"));
+        tokio::time::timeout(READY_WITHIN, begun).await.unwrap_or_else(|_| late())
+    }
+
+    /// Moves bytes from a pipe to the cell that runs, or to what is told with the next one, until the pipe closes.
+    async fn pump(self: Rc<Self>, stream: Stream, pipe: Rc<Watched>) {
+        let mut bytes = [0; 4096];
+        loop {
+            let Ok(mut ready) = pipe.readable().await else { return };
+            let exec = self.running.borrow().clone();
+            let most = match &exec {
+                Some(exec) => exec.until_room(stream).await,
+                None => bytes.len(),
+            };
+            // The cell may have ended while its reader made no room.
+            let same = self.running.borrow().as_ref().map(Rc::as_ptr) == exec.as_ref().map(Rc::as_ptr);
+            if !same {
+                continue;
+            }
+            let read = ready.try_io(|pipe| match &exec {
+                Some(exec) => exec.take(stream, pipe.get_ref(), most),
+                None => {
+                    let count = rustix::io::read(pipe.get_ref(), &mut bytes)?;
+                    self.keep(stream, bytes.get(..count).unwrap_or_default());
+                    Ok(count)
+                }
+            });
+            match read {
+                Ok(Ok(0)) => return,
+                Ok(Err(error)) if error.kind() != std::io::ErrorKind::Interrupted => return,
+                _ => tokio::task::yield_now().await,
+            }
+        }
+    }
+
+    fn keep(&self, stream: Stream, bytes: &[u8]) {
+        let [stdout, stderr] = &mut *self.late.borrow_mut();
+        let late = if stream == Stream::Stdout { stdout } else { stderr };
+        let room = LATE_BYTES_MAX.saturating_sub(late.len());
+        late.extend_from_slice(bytes.get(..room.min(bytes.len())).unwrap_or_default());
+    }
+
+    /// Ends the cell that runs: within seconds, whatever it does.
+    pub fn interrupt(&self) {
+        if let Some(exec) = &*self.running.borrow() {
+            exec.ask_to_end(Outcome::Cancelled);
+        }
+    }
+
+    /// Gives up its state. The cell that runs is cancelled; those that wait begin in the new process.
+    pub async fn restart(self: &Rc<Self>, table: &Rc<Table>) -> Result<(), Error> {
+        self.end(Loss::Restarted).await;
+        match self.turn.try_lock() {
+            Ok(_turn) => self.alive(table).await.map(drop),
+            // Whoever has it, or is next, starts the new one.
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Ends it for good.
+    pub async fn remove(&self) {
+        self.removed.set(true);
+        self.end(Loss::Ended).await;
+    }
+
+    async fn end(&self, loss: Loss) {
+        self.interrupt();
+        let process = self.process.borrow().clone();
+        if let Some(process) = process.filter(|process| !process.has_ended()) {
+            self.ending.set(Some(loss));
+            sweep::kill(Whom::Group(process.group)).await;
+            let _ = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
+        }
+        // The cell that ran takes note of it, and lets go.
+        for _ in 0..END_LOOKS {
+            if self.running.borrow().is_none() {
+                return;
+            }
+            tokio::time::sleep(END_LOOK_EVERY).await;
+        }
+    }
+
+    /// What it has in its variables.
+    pub async fn variables(self: &Rc<Self>, table: &Table) -> Result<Vec<Variable>, Error> {
+        if self.spec.language != Language::Python {
+            return Err(Error::invalid(
+                "only Python's variables can be listed",
+                "Run `declare -p` as a cell.",
+            ));
+        }
+        let Ok(_turn) = self.turn.try_lock() else { return Err(busy(&self.id)) };
+        self.notice(table);
+        let running = self.process.borrow().as_ref().and_then(|process| process.running.borrow().clone());
+        let Some(running) = running else { return Ok(Vec::new()) };
+        let asked = async {
+            running.channel.write(&Tell::Variables {}).await.ok()?;
+            loop {
+                let record = running.channel.read().await?;
+                match understand(&record.bytes) {
+                    Some(Said::Variables(list)) => return serde_json::from_str(list.get()).ok(),
+                    // What a thread shows between two cells: it must not wait for ever.
+                    Some(Said::Result(_)) => running.channel.send_bytes(ACK, &[]).await.ok()?,
+                    _ => {}
+                }
+            }
+        };
+        match tokio::time::timeout(VARIABLES_WITHIN, asked).await {
+            Ok(Some(list)) => Ok(list),
+            Ok(None) | Err(_) => Err(Error {
+                message: format!("context {} does not tell its variables", self.id),
+                fix: "Interrupt or restart it.".into(),
+                ..busy(&self.id)
+            }),
+        }
+    }
+}
+
+fn busy(id: &ContextId) -> Error {
+    Error {
+        code: ErrorCode::Conflict,
+        message: format!("context {id} runs a cell"),
+        layer: Layer::UserCode,
+        ran: Ran::No,
+        retry: Retry::Safe,
+        fix: "Ask again when it has ended, or interrupt it.".into(),
+    }
+}

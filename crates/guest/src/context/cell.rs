@@ -1,0 +1,173 @@
+//! A cell from its place in the queue to its end.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use api::code::{Language, Loss, RunResult};
+use api::exec::Outcome;
+use api::limits;
+use rustix::process::{Signal, kill_process_group};
+use tokio::time::Instant;
+
+use super::{Context, END_WITHIN, NO_GROUP, Process};
+use crate::code::{CellSpec, Job, Run, Running, Tell};
+use crate::exec::Exec;
+use crate::records::Records;
+use crate::said::{Done, Said, shown, understand};
+use crate::shell;
+use crate::sweep::{self, Whom};
+use crate::table::Table;
+
+/// A cell that was interrupted is interrupted once more after this.
+const INTERRUPT_EVERY: Duration = Duration::from_secs(1);
+/// And killed after this: with what it takes to notice, an interruption ends within five seconds.
+const KILL_AFTER: Duration = Duration::from_secs(3);
+/// Before a cell begins, packages apart.
+const BEGIN_WITHIN: Duration = Duration::from_secs(60);
+
+/// How a cell's turn ended.
+enum Turn {
+    Done(i32),
+    Gone,
+}
+
+impl Context {
+    /// Runs a cell when its turn comes.
+    pub async fn cell(self: Rc<Self>, table: Rc<Table>, exec: Rc<Exec>, job: Job) {
+        self.waiting.set(self.waiting.get() + 1);
+        let turn = tokio::select! {
+            biased;
+            () = exec.until_asked() => None,
+            turn = self.turn.lock() => Some(turn),
+        };
+        self.waiting.set(self.waiting.get() - 1);
+        if turn.is_none() || self.removed.get() {
+            exec.ask_to_end(Outcome::Cancelled);
+            return exec.over(Outcome::Cancelled);
+        }
+        let process = self.alive(&table).await;
+        if self.removed.get() {
+            self.end(Loss::Ended).await;
+            exec.ask_to_end(Outcome::Cancelled);
+            return exec.over(Outcome::Cancelled);
+        }
+        match process {
+            Ok(process) => self.run(&table, &exec, &job, &process).await,
+            Err(error) => {
+                exec.show(&RunResult::Refused { error });
+                // What a shell says of a command that it cannot start.
+                exec.over(Outcome::Exited { code: 127 });
+            }
+        }
+    }
+
+    /// Runs a cell now.
+    async fn run(self: &Rc<Self>, table: &Table, exec: &Rc<Exec>, job: &Job, process: &Rc<Process>) {
+        let Some(running) = process.running.borrow().clone() else {
+            return exec.over(Outcome::Unknown);
+        };
+        self.cells.set(self.cells.get() + 1);
+        self.running.replace(Some(Rc::clone(exec)));
+        exec.belong(process.group);
+        self.tell(exec);
+        exec.prepare(BEGIN_WITHIN + Duration::from_millis(job.code.install_ms.unwrap_or(limits::INSTALL_MS)));
+        let outcome = match self.follow(exec, process, &running, job).await {
+            Turn::Done(code) => Outcome::Exited { code },
+            Turn::Gone => {
+                let ended = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
+                let outcome = ended.unwrap_or(Outcome::Unknown);
+                sweep::kill(Whom::Group(process.group)).await;
+                exec.state_lost.set(true);
+                if exec.is_struck() {
+                    table.memory().tidy().await;
+                }
+                outcome
+            }
+        };
+        exec.catch_up(&running.streams).await;
+        self.running.replace(None);
+        self.notice(table);
+        exec.belong(NO_GROUP);
+        exec.over(outcome);
+    }
+
+    /// What is to be said before a cell begins.
+    fn tell(&self, exec: &Exec) {
+        if let Some(because) = self.untold.take() {
+            exec.show(&RunResult::Restarted { because });
+        }
+        if let Some(result) = self.early.take() {
+            exec.show_raw(&result);
+        }
+        let [stdout, stderr] = self.late.take();
+        if !stdout.is_empty() || !stderr.is_empty() {
+            let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+            exec.show(&RunResult::Late { stdout: text(stdout), stderr: text(stderr) });
+        }
+    }
+
+    async fn say(&self, channel: &Records, Job { spec, code }: &Job) -> std::io::Result<()> {
+        if self.spec.language == Language::Bash {
+            return channel.send_bytes(&shell::cell(&code.source, &spec.env), &[]).await;
+        }
+        let cell = CellSpec { number: self.cells.get(), env: &spec.env, run: Run::of(code) };
+        channel.write(&Tell::Cell(cell)).await
+    }
+
+    /// Follows a cell until it is done or its process is gone. A reason to end it becomes an interruption; no word and no silence of
+    /// the cell's holds that up.
+    async fn follow(&self, exec: &Rc<Exec>, process: &Process, running: &Running, job: &Job) -> Turn {
+        let heard = async {
+            match self.say(&running.channel, job).await {
+                Ok(()) => hear(exec, process, running).await,
+                Err(_gone) => Turn::Gone,
+            }
+        };
+        tokio::pin!(heard);
+        let mut since: Option<Instant> = None;
+        let mut next = Instant::now();
+        loop {
+            let decided = async {
+                match since {
+                    Some(_) => tokio::time::sleep_until(next).await,
+                    None => exec.until_decided().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = decided => {}
+                turn = &mut heard => return turn,
+            }
+            let since = *since.get_or_insert_with(Instant::now);
+            let oom = exec.reason() == Some(Outcome::Oom);
+            if oom || since.elapsed() >= KILL_AFTER {
+                self.ending.set(if oom { None } else { Some(Loss::Killed) });
+                sweep::kill(Whom::Group(process.group)).await;
+                return Turn::Gone;
+            }
+            if let Some(pid) = process.pid.get() {
+                let _ = kill_process_group(pid, Signal::INT);
+            }
+            next = (Instant::now() + INTERRUPT_EVERY).min(since + KILL_AFTER);
+        }
+    }
+}
+
+/// Hears what a cell says until it says that it is done.
+async fn hear(exec: &Rc<Exec>, process: &Process, running: &Running) -> Turn {
+    loop {
+        let record = tokio::select! {
+            biased;
+            record = running.channel.read() => record,
+            _ = process.until_ended() => None,
+        };
+        let Some(record) = record else { return Turn::Gone };
+        match understand(&record.bytes) {
+            Some(Said::Begun(_)) => exec.clock(),
+            Some(Said::Result(result)) => shown(exec, &running.streams, result, &running.channel).await,
+            Some(Said::Done(Done { code })) => return Turn::Done(code),
+            // Whatever else it says harms only itself.
+            Some(Said::Refused(_) | Said::Variables(_)) | None => {}
+        }
+    }
+}

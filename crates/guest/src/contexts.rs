@@ -1,0 +1,82 @@
+//! The contexts there are.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use api::code::{ContextInfo, ContextSpec};
+use api::{ContextId, Error, limits};
+
+use crate::context::Context;
+use crate::table::{Table, conflict};
+
+/// The contexts there are, by name.
+#[derive(Default)]
+pub struct Contexts {
+    all: RefCell<BTreeMap<ContextId, Rc<Context>>>,
+}
+
+impl Contexts {
+    /// The context of that name.
+    pub fn find(&self, id: &ContextId) -> Result<Rc<Context>, Error> {
+        self.all.borrow().get(id).cloned().ok_or_else(|| Error {
+            fix: "List the contexts of the sandbox, or create one.".into(),
+            ..Error::not_found(format!("there is no context {id}"))
+        })
+    }
+
+    /// Makes one, or finds the one that the same request has made before.
+    pub async fn make(
+        &self,
+        table: &Rc<Table>,
+        id: ContextId,
+        spec: ContextSpec,
+    ) -> Result<ContextInfo, Error> {
+        spec.check()?;
+        let context = match self.find(&id) {
+            Ok(context) if *context.spec() == spec => context,
+            Ok(_) => return Err(conflict(format!("context {id} was made by another request"), "context")),
+            Err(_not_found) => self.add(&id, spec)?,
+        };
+        // What a request begins does not end with it.
+        let begun = {
+            let (table, context) = (Rc::clone(table), Rc::clone(&context));
+            tokio::task::spawn_local(async move { context.begin(&table).await })
+        };
+        match begun.await {
+            Ok(Ok(())) => Ok(context.info(table)),
+            Ok(Err(error)) => {
+                self.all.borrow_mut().remove(&id);
+                Err(error)
+            }
+            Err(error) => Err(crate::code::cannot_begin(&error.to_string())),
+        }
+    }
+
+    fn add(&self, id: &ContextId, spec: ContextSpec) -> Result<Rc<Context>, Error> {
+        let mut all = self.all.borrow_mut();
+        if all.len() >= limits::CONTEXTS_MAX {
+            return Err(limits::exceeded(
+                "the number of contexts",
+                all.len() as u64 + 1,
+                limits::CONTEXTS_MAX as u64,
+            ));
+        }
+        let context = Rc::new(Context::new(id.clone(), spec));
+        all.insert(id.clone(), Rc::clone(&context));
+        Ok(context)
+    }
+
+    /// All of them.
+    pub fn list(&self, table: &Table) -> Vec<ContextInfo> {
+        self.all.borrow().values().map(|context| context.info(table)).collect()
+    }
+
+    /// Ends one, and forgets it.
+    pub async fn remove(&self, id: &ContextId) -> Result<(), Error> {
+        let context = self.find(id)?;
+        self.all.borrow_mut().remove(id);
+        context.remove().await;
+        Ok(())
+    }
+}

@@ -1,0 +1,167 @@
+//! The streams of an exec: from its pipes to its spools, and what code shows besides.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use api::code::{ResultLine, RunResult};
+use api::exec::{Outcome, Stream};
+use api::limits;
+
+use super::Exec;
+use crate::spool::{Spool, Taken};
+use crate::watched::Watched;
+
+/// One read of a pipe. Shared by all execs: a read and its spooling happen without a pause between.
+const SCRATCH_BYTES: usize = 256 * 1024;
+/// What a terminal can hold that was written and not read: Linux has 68 KiB, gVisor 128 KiB and a page.
+const TERMINAL_BYTES_MAX: usize = 256 * 1024;
+/// Beyond this no result is kept any more, only that there was one.
+const RESULTS_FULL: u64 = limits::RESULTS_BYTES_MAX - 1_000_000;
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH_BYTES]);
+}
+
+impl Exec {
+    /// Does something with the spool of a stream.
+    pub fn spool<T>(&self, stream: Stream, act: impl FnOnce(&mut Spool) -> T) -> T {
+        let [stdout, stderr, results] = &mut *self.spools.borrow_mut();
+        act(match stream {
+            Stream::Stdout => stdout,
+            Stream::Stderr => stderr,
+            Stream::Results => results,
+        })
+    }
+
+    /// Bytes of its output that can be read again.
+    pub fn kept(&self) -> u64 {
+        self.spools.borrow().iter().map(Spool::kept).sum()
+    }
+
+    /// Lets go of its output. A reader that comes for it is told of the gap.
+    pub fn forget_output(&self) {
+        self.spools.borrow_mut().iter_mut().for_each(Spool::forget);
+    }
+
+    /// A reader has everything below the offset.
+    pub fn consume(&self, stream: Stream, offset: u64) {
+        self.spool(stream, |spool| spool.consume(offset));
+        self.room.notify_waiters();
+    }
+
+    /// Puts something among its results, in order with what was written to the other streams so far.
+    pub fn show(&self, result: &RunResult) {
+        if let Ok(text) = serde_json::to_string(result) {
+            self.show_raw(&text);
+        }
+    }
+
+    /// The same for JSON that came from its process; that it is JSON is known.
+    pub fn show_raw(&self, result: &str) {
+        let (stdout, stderr) = (self.written(Stream::Stdout), self.written(Stream::Stderr));
+        let line = format!("{{\"stdout\":{stdout},\"stderr\":{stderr},\"result\":{result}}}\n");
+        let fits = |line: &str, most: u64| self.written(Stream::Results) + line.len() as u64 <= most;
+        if line.len() <= limits::RESULT_BYTES_MAX && fits(&line, RESULTS_FULL) && !result.contains('\n') {
+            self.spool(Stream::Results, |spool| spool.write(line.as_bytes()));
+        } else {
+            let result = RunResult::Omitted { bytes: result.len() as u64, types: Vec::new() };
+            let mut line = serde_json::to_string(&ResultLine { stdout, stderr, result }).unwrap_or_default();
+            line.push('\n');
+            if fits(&line, limits::RESULTS_BYTES_MAX) {
+                self.spool(Stream::Results, |spool| spool.write(line.as_bytes()));
+            }
+        }
+        self.changed.notify_waiters();
+    }
+
+    fn written(&self, stream: Stream) -> u64 {
+        self.spool(stream, |spool| spool.written())
+    }
+
+    /// Moves what is in the pipes now to the spools: it was written before whatever is said next.
+    pub async fn catch_up(&self, streams: &[(Stream, Rc<Watched>)]) {
+        for (stream, pipe) in streams {
+            self.drain(*stream, pipe, self.pending(pipe)).await;
+        }
+    }
+
+    /// Moves bytes from a pipe to its spool until the pipe closes.
+    pub(super) async fn pump(self: Rc<Self>, stream: Stream, pipe: Rc<Watched>) {
+        loop {
+            let most = self.until_room(stream).await;
+            let Ok(mut ready) = pipe.readable().await else { return };
+            match ready.try_io(|pipe| self.take(stream, pipe.get_ref(), most)) {
+                Ok(Ok(0)) => return,
+                Ok(Ok(_)) => tokio::task::yield_now().await,
+                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(Err(_)) => return,
+                Err(_would_block) => {}
+            }
+        }
+    }
+
+    /// Moves the `bytes` that were in a pipe when the process ended.
+    pub async fn drain(&self, stream: Stream, pipe: &Watched, bytes: usize) {
+        let mut left = bytes;
+        while left > 0 {
+            let most = self.until_room(stream).await;
+            match self.take(stream, pipe.get_ref(), left.min(most)) {
+                Ok(0) | Err(_) => return,
+                Ok(count) => left = left.saturating_sub(count),
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// How many bytes may be in a pipe now. A terminal does not say, and is read until it has nothing.
+    pub(super) fn pending(&self, pipe: &Watched) -> usize {
+        if self.has_terminal() {
+            return TERMINAL_BYTES_MAX;
+        }
+        let count = rustix::io::ioctl_fionread(pipe.get_ref()).ok();
+        count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
+    }
+
+    /// Waits until the spool takes at least one byte; says how many it takes.
+    pub async fn until_room(&self, stream: Stream) -> usize {
+        loop {
+            let room = self.room.notified();
+            tokio::pin!(room);
+            room.as_mut().enable();
+            match self.spool(stream, |spool| spool.room()) {
+                0 => room.await,
+                bytes => return usize::try_from(bytes).unwrap_or(usize::MAX),
+            }
+        }
+    }
+
+    /// One read of a pipe, straight into the spool: no byte is ever held between the two.
+    pub fn take(&self, stream: Stream, pipe: &OwnedFd, most: usize) -> io::Result<usize> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let most = most.min(SCRATCH_BYTES);
+            let count = rustix::io::read(pipe, scratch.get_mut(..most).unwrap_or_default())?;
+            let bytes = scratch.get(..count).unwrap_or_default();
+            if self.spool(stream, |spool| spool.write(bytes)) == Taken::OverLimit {
+                self.ask_to_end(Outcome::OutputLimit);
+            }
+            self.changed.notify_waiters();
+            Ok(count)
+        })
+    }
+}
+
+/// Reads and throws away, so that a process left behind neither blocks nor dies of a closed pipe.
+pub(super) async fn discard(pipe: Rc<Watched>) {
+    while let Ok(mut ready) = pipe.readable().await {
+        let read = ready.try_io(|pipe| {
+            SCRATCH.with_borrow_mut(|scratch| Ok(rustix::io::read(pipe.get_ref(), &mut scratch[..])?))
+        });
+        match read {
+            Ok(Ok(0)) => return,
+            Ok(Err(error)) if error.kind() != io::ErrorKind::Interrupted => return,
+            _ => tokio::task::yield_now().await,
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Contexts of Bash: one shell that reads cells from its channel and keeps its directory, variables and functions.
+
+use std::collections::BTreeMap;
+
+/// A cell is sourced, so that what it declares is global; an interruption makes it return, whatever it is doing. The channel, descriptor 3,
+/// is closed for whatever it starts.
+const LOOP: &str = r#"while IFS= read -r -d '' -u 3 __cell; do
+  trap 'return 130' INT
+  printf '{"begun":{}}\0' >&3
+  eval "$__cell" 3>&-
+  printf '{"done":{"code":%d}}\0' "$?" >&3
+done"#;
+
+/// The command of such a shell.
+pub fn argv() -> Vec<String> {
+    ["bash", "--noprofile", "--norc", "-c", LOOP, "bash"].map(str::to_owned).to_vec()
+}
+
+/// What the shell sources. The cell itself is in a variable: a process that hands it over would be the shell's last job, `$!`.
+const SOURCED: &str = r#"source /dev/fd/9 9<<<'eval "$__source"'"#;
+
+/// A cell as the loop reads it. Its variables are those of this one call.
+pub fn cell(source: &str, env: &BTreeMap<String, String>) -> Vec<u8> {
+    let variables: String = env.iter().map(|(name, value)| format!("{name}={} ", quoted(value))).collect();
+    // NUL ends a record, and no shell can hold one.
+    let source = source.replace('\0', "");
+    let mut bytes = format!("__source={}\n{variables}{SOURCED}", quoted(&source)).into_bytes();
+    bytes.push(0);
+    bytes
+}
+
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_a_cell_holds_is_quoted() {
+        let env = BTreeMap::from([("A".to_owned(), "it's".to_owned())]);
+        let bytes = cell("echo 'x'", &env);
+        let text = String::from_utf8(bytes).unwrap();
+        assert_eq!(text, format!("__source='echo '\\''x'\\'''\nA='it'\\''s' {SOURCED}\0"));
+    }
+}
