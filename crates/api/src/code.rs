@@ -279,7 +279,7 @@ pub struct Installed {
 pub struct InterpreterSpec {
     /// Modules that are imported ahead.
     pub imports: Vec<String>,
-    /// The template's variables.
+    /// The template's variables, and how many threads native libraries are to have.
     pub env: BTreeMap<String, String>,
 }
 

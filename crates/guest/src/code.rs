@@ -31,10 +31,14 @@ const REQUIRE: &str = concat!(
     "--import=data:text/javascript,import{createRequire as c}from\"node:module\";",
     "globalThis.require=c(process.cwd()+\"/\")"
 );
+/// Node takes `f(await x)` for a script with a mistake, not for a module: so it is asked whether it can read a script.
+const SCRIPT_OR_MODULE: &str = r#"
+kind=commonjs
+printf '%s\n' "$script" | node --check --input-type=commonjs - >/dev/null 2>&1 || kind=module
+printf '%s\n' "$script" | exec node "$1" --input-type=$kind -"#;
 /// Types are taken out by esbuild: Debian's node does not know them.
-const TYPESCRIPT: &str = r#"command -v esbuild >/dev/null || { echo "TypeScript needs esbuild: add { apt = [\"esbuild\"] } to the template's recipe" >&2; exit 127; }
-script=$(esbuild --loader=ts --log-level=error --target=node20) || exit 1
-printf '%s\n' "$script" | exec node "$1" -"#;
+const WITHOUT_TYPES: &str = r#"command -v esbuild >/dev/null || { echo "TypeScript needs esbuild: add { apt = [\"esbuild\"] } to the template's recipe" >&2; exit 127; }
+script=$(esbuild --loader=ts --log-level=error --target=node20) || exit 1"#;
 
 /// What is asked for: where it runs, and what.
 pub struct Job {
@@ -231,14 +235,18 @@ async fn feed(exec: Rc<Exec>, input: Bytes) {
 
 /// The command that runs code of this language, and what is written to its standard input.
 fn command(language: Language, spec: ExecSpec, source: &str) -> Result<(ExecSpec, Option<Bytes>), Error> {
+    let read = if language == Language::Typescript { WITHOUT_TYPES } else { "script=$(cat)" };
+    let node = format!("{read}{SCRIPT_OR_MODULE}");
     let argv: &[&str] = match language {
         Language::Bash if source.len() > limits::WORD_BYTES_MAX => {
             let (bytes, most) = (source.len() as u64, limits::WORD_BYTES_MAX as u64);
             return Err(limits::exceeded("code.source of bash, in bytes", bytes, most));
         }
         Language::Bash => &["bash", "-c", source, "bash"],
-        Language::Javascript | Language::Python => &["node", REQUIRE, "-"],
-        Language::Typescript => &["sh", "-c", TYPESCRIPT, "typescript", REQUIRE],
+        Language::Javascript if !source.contains("await") => &["node", REQUIRE, "-"],
+        Language::Javascript | Language::Typescript | Language::Python => {
+            &["sh", "-c", &node, "node", REQUIRE]
+        }
     };
     let argv = argv.iter().map(|word| (*word).to_owned()).collect();
     let input = (language != Language::Bash).then(|| Bytes::copy_from_slice(source.as_bytes()));

@@ -35,7 +35,7 @@ macro_rules! sources {
     ($($name:literal)*) => { [$(($name, include_str!(concat!("interpreter/", $name, ".py")))),*] };
 }
 /// All of its Python files but that one.
-const SOURCES: &[(&str, &str)] = &sources!["boxes" "channel" "charts" "context" "ending" "errors" "figures" "fork" "hooks" "identity" "missing" "packages" "parent" "plain" "results" "run" "shadow" "shell" "threads" "variables" "warm"];
+const SOURCES: &[(&str, &str)] = &sources!["boxes" "channel" "charts" "context" "ending" "errors" "figures" "fork" "hooks" "identity" "missing" "packages" "pages" "parent" "plain" "results" "run" "shadow" "shell" "threads" "variables" "warm"];
 /// What it is found by: the second group that no exec has.
 const GROUP: u32 = *limits::EXEC_GROUPS.end() + 2;
 /// SETGID, SETUID and SETPCAP.

@@ -114,14 +114,18 @@ impl Call {
 
     /// What the request says, and what the policy, the template and the limits of the sandbox say where it does not.
     fn given(&self, record: &Record, spec: ExecSpec) -> ExecSpec {
-        pooled(self.entry().dressed(record, spec), record.sandbox.limits.cpu_millis)
+        let mut spec = self.entry().dressed(record, spec);
+        pool(&mut spec.env, record.sandbox.limits.cpu_millis);
+        spec
     }
 
     /// Tells the guest what its interpreter begins with, unless this process has.
     async fn prepare(&self, record: &Record) -> Result<(), Error> {
         let (entry, (sandbox, _)) = (self.entry(), self.sandbox_and_disk());
         if !entry.is_prepared() {
-            sandbox.prepare(&record.imports, &record.env).await?;
+            let mut env = record.env.clone();
+            pool(&mut env, record.sandbox.limits.cpu_millis);
+            sandbox.prepare(&record.imports, env).await?;
             entry.now_prepared();
         }
         Ok(())
@@ -137,9 +141,9 @@ impl Sandbox {
     pub(crate) async fn prepare(
         &self,
         imports: &[String],
-        env: &BTreeMap<String, String>,
+        env: BTreeMap<String, String>,
     ) -> Result<(), Error> {
-        let spec = InterpreterSpec { imports: imports.to_vec(), env: env.clone() };
+        let spec = InterpreterSpec { imports: imports.to_vec(), env };
         asked(self.link(), (Method::PUT, "/interpreter".into()), Some(&spec), ANSWER_WITHIN).await
     }
 
@@ -163,13 +167,12 @@ async fn asked<T: DeserializeOwned>(
     link.call(&Ask { method, path, body: body.map(Bytes::from).unwrap_or_default() }, within).await
 }
 
-/// With pools of native threads as large as the processors it has, unless it says otherwise.
-fn pooled(mut spec: ExecSpec, cpu_millis: u64) -> ExecSpec {
+/// Makes pools of native threads as large as the processors it has, unless it says otherwise.
+fn pool(env: &mut BTreeMap<String, String>, cpu_millis: u64) {
     let threads = cpu_millis.div_ceil(1000).max(1).to_string();
     for name in POOLS {
-        spec.env.entry(name.to_owned()).or_insert_with(|| threads.clone());
+        env.entry(name.to_owned()).or_insert_with(|| threads.clone());
     }
-    spec
 }
 
 /// Refuses packages where none can come in, before anything runs.
@@ -203,8 +206,8 @@ mod tests {
     fn native_libraries_make_as_many_threads_as_there_are_processors() {
         // Scenario 56
         for (cpu_millis, threads) in [(1, "1"), (1000, "1"), (1500, "2"), (4000, "4")] {
-            let own = [("OMP_NUM_THREADS".to_owned(), "7".to_owned())].into();
-            let env = pooled(ExecSpec { env: own, ..ExecSpec::default() }, cpu_millis).env;
+            let mut env = [("OMP_NUM_THREADS".to_owned(), "7".to_owned())].into();
+            pool(&mut env, cpu_millis);
             assert_eq!(
                 (env["OPENBLAS_NUM_THREADS"].as_str(), env["OMP_NUM_THREADS"].as_str()),
                 (threads, "7")

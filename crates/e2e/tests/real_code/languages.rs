@@ -70,6 +70,9 @@ async fn scripts(room: &Room) {
     let code = "const { sep } = require('path');\nconsole.log(await Promise.resolve(sep), typeof require)";
     let ran = room.exec(&javascript(code)).await;
     assert_eq!((ran.code(), ran.stdout.as_str()), (0, "/ function\n"), "require beside await: {ran:?}");
+    let code = "async function go() { undeclared = 5; console.log(await undeclared, typeof module) }\ngo()";
+    let ran = room.exec(&javascript(code)).await;
+    assert_eq!((ran.code(), ran.stdout.as_str()), (0, "5 object\n"), "await inside a function: {ran:?}");
     let ran = room.exec(&javascript("\nthrow new RangeError('far')")).await;
     assert!(ran.code() == 1 && ran.stderr.contains("RangeError: far"), "{ran:?}");
     let typescript = |source: &str| written_in(Language::Typescript, source);

@@ -11,6 +11,8 @@ from belljar_interpreter import identity
 CONTROL = 3
 RECEIVED_AT_ONCE = 1 << 16
 DESCRIPTORS = 4
+QUIET = 0.1
+"""Seconds without a request after which the parent sees to itself."""
 
 
 def main():
@@ -35,9 +37,9 @@ class Parent:
     """Answers requests for forks and tells which of them have ended. One thread, two descriptors."""
 
     def __init__(self, control, ready):
-        from belljar_interpreter import channel, fork
+        from belljar_interpreter import channel, fork, pages
 
-        self.pack, self.unpack, self.begin = channel.pack, channel.unpack, fork.begin
+        self.pack, self.unpack, self.begin, self.collapse = channel.pack, channel.unpack, fork.begin, pages.collapse
         self.control = control
         self.control.setblocking(True)
         self.bounding = identity.bounding_set()
@@ -60,8 +62,13 @@ class Parent:
             os._exit(0)
 
     def serve(self):
+        """Once, when nobody asks for anything, the parent makes its forks cheaper. The first of them does not wait for it."""
+        quiet = QUIET
         while True:
-            ready, _, _ = select.select([CONTROL, self.woken], [], [])
+            ready, _, _ = select.select([CONTROL, self.woken], [], [], quiet)
+            if not ready:
+                self.collapse()
+                quiet = None
             if self.woken in ready:
                 os.read(self.woken, 4096)
                 self.reap()

@@ -37,6 +37,8 @@ def up(imports):
         if threaded_by is None and thread_count() > 1:
             threaded_by = name
     prepare()
+    if threaded_by is None and thread_count() > 1:
+        threaded_by = "openblas"
     shutil.rmtree(private, ignore_errors=True)
     os.environ.clear()
     state["modules"] = frozenset(foreign_modules())
@@ -71,6 +73,7 @@ def prepare():
         importlib.import_module(f"belljar_interpreter.{name}")
     fork.prepare()
     threads.find()
+    threads.set_ahead()
 
 
 def private_directory():

@@ -206,7 +206,7 @@ impl Builder {
             Arc::clone(log),
         )));
         let seen = async {
-            sandbox.prepare(imports, &setting.env).await?;
+            sandbox.prepare(imports, setting.env.clone()).await?;
             sandbox.interpreter().await
         }
         .await;
