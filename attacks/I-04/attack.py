@@ -31,6 +31,10 @@ try:
         while True:
             channel.sendall(b'{"begun":{}}\0')
             time.sleep(0.05)
+    elif kind == "empty":
+        # Tens of thousands of records in each read.
+        while True:
+            channel.sendall(b"\0" * 65536)
     elif kind == "many":
         big = b'{"result":{"kind":"value","data":{"text/plain":"' + b"y" * 1000000 + b'"},"metadata":{}}}\0'
         for _ in range(100):

@@ -16,8 +16,9 @@ use crate::context::NO_GROUP;
 use crate::exec::Exec;
 use crate::launch::{DIRECTORY, Ends, Theirs, environment, on_pipes};
 use crate::parent::{Fork, Kind};
-use crate::records::Records;
+use crate::records::{Record, Records};
 use crate::said::{Refused, Said, shown, understand};
+use crate::sweep::{self, Whom};
 use crate::table::{Child, Table};
 use crate::watched::Watched;
 
@@ -33,12 +34,15 @@ const REQUIRE: &str = concat!(
 );
 /// Node takes `f(await x)` for a script with a mistake, not for a module: so it is asked whether it can read a script.
 const SCRIPT_OR_MODULE: &str = r#"
-kind=commonjs
-printf '%s\n' "$script" | node --check --input-type=commonjs - >/dev/null 2>&1 || kind=module
-printf '%s\n' "$script" | exec node "$1" --input-type=$kind -"#;
+if printf '%s\n' "$2" | node --check --input-type=commonjs - >/dev/null 2>&1
+then set -- "$1" "$2" commonjs
+else set -- "$1" "$2" module
+fi
+printf '%s\n' "$2" | exec node "$1" "--input-type=$3" -"#;
 /// Types are taken out by esbuild: Debian's node does not know them.
 const WITHOUT_TYPES: &str = r#"command -v esbuild >/dev/null || { echo "TypeScript needs esbuild: add { apt = [\"esbuild\"] } to the template's recipe" >&2; exit 127; }
-script=$(esbuild --loader=ts --log-level=error --target=node20) || exit 1"#;
+set -- "$1" "$(esbuild --loader=ts --log-level=error --target=node20 || echo '#')"
+[ "$2" != '#' ] || exit 1"#;
 
 /// What is asked for: where it runs, and what.
 pub struct Job {
@@ -66,6 +70,8 @@ pub enum Tell<'a> {
     Cell(CellSpec<'a>),
     /// Asks for the variables.
     Variables {},
+    /// Asks for an answer, and nothing else.
+    Settle {},
 }
 
 /// What a cell is told.
@@ -205,8 +211,15 @@ async fn begin_python(
     };
     let first = tokio::time::timeout(BEGIN_WITHIN, first).await.ok().flatten();
     match first.as_ref().and_then(|record| understand(&record.bytes)) {
-        Some(Said::Refused(Refused { message, .. })) => return Err(cannot_begin(&message)),
-        Some(Said::Result(result)) => shown(exec, &running.streams, result, &running.channel).await,
+        Some(Said::Refused(Refused { message, .. })) => {
+            // Whoever says that it does not begin is not to go on either.
+            sweep::kill(Whom::Group(exec.group())).await;
+            return Err(cannot_begin(&message));
+        }
+        Some(Said::Result(result)) => {
+            let patience = first.as_ref().map_or(Duration::ZERO, Record::patience);
+            shown(exec, &running.streams, (result, patience), &running.channel).await;
+        }
         // One that ended before it could say anything is told of by its outcome.
         _ => {}
     }
@@ -219,7 +232,9 @@ async fn attend(exec: Rc<Exec>, streams: Vec<(Stream, Rc<Watched>)>, channel: Rc
     while let Some(record) = channel.read().await {
         match understand(&record.bytes) {
             Some(Said::Begun(_)) => exec.clock(),
-            Some(Said::Result(result)) => shown(&exec, &streams, result, &channel).await,
+            Some(Said::Result(result)) => {
+                shown(&exec, &streams, (result, record.patience()), &channel).await;
+            }
             // Nobody waits for anything else, and one that says it harms only itself.
             _ => {}
         }
@@ -235,7 +250,7 @@ async fn feed(exec: Rc<Exec>, input: Bytes) {
 
 /// The command that runs code of this language, and what is written to its standard input.
 fn command(language: Language, spec: ExecSpec, source: &str) -> Result<(ExecSpec, Option<Bytes>), Error> {
-    let read = if language == Language::Typescript { WITHOUT_TYPES } else { "script=$(cat)" };
+    let read = if language == Language::Typescript { WITHOUT_TYPES } else { r#"set -- "$1" "$(cat)""# };
     let node = format!("{read}{SCRIPT_OR_MODULE}");
     let argv: &[&str] = match language {
         Language::Bash if source.len() > limits::WORD_BYTES_MAX => {

@@ -41,6 +41,10 @@ const VARIABLES_WITHIN: Duration = Duration::from_secs(8);
 /// A cell notices the end of its process within a look or two.
 const END_LOOKS: u32 = 200;
 const END_LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Many times what a list of variables needs, each cut as it is.
+const VARIABLES_BYTES_MAX: usize = 1 << 20;
+/// And what a plain interpreter says of itself.
+const EARLY_BYTES_MAX: usize = 64 * 1024;
 /// What is kept of each stream between two cells.
 const LATE_BYTES_MAX: usize = 64 * 1024;
 
@@ -183,7 +187,19 @@ impl Context {
     /// Starts its first process, so that whoever asks for it hears whether it can be had.
     pub async fn begin(self: &Rc<Self>, table: &Rc<Table>) -> Result<(), Error> {
         let _turn = self.turn.lock().await;
-        self.alive(table).await.map(drop)
+        self.alive_and_kept(table).await
+    }
+
+    /// As [`Context::alive`], for whoever may have been overtaken by a removal.
+    async fn alive_and_kept(self: &Rc<Self>, table: &Rc<Table>) -> Result<(), Error> {
+        if !self.removed.get() {
+            self.alive(table).await?;
+        }
+        if self.removed.get() {
+            self.end(Loss::Ended).await;
+            return Err(Error::not_found(format!("context {} was removed", self.id)));
+        }
+        Ok(())
     }
 
     /// Takes note that its process has ended, if it has.
@@ -191,6 +207,8 @@ impl Context {
         let process = self.process.borrow().clone();
         let Some(process) = process.filter(|process| process.has_ended()) else { return };
         self.process.replace(None);
+        // What it has started ends with it, or would write into the cells of the next.
+        tokio::task::spawn_local(sweep::kill(Whom::Group(process.group)));
         let ended = if table.memory().count() > process.kills_before { Loss::Oom } else { Loss::Ended };
         let loss = self.ending.take().unwrap_or(ended);
         self.restarts.set(self.restarts.get() + 1);
@@ -214,7 +232,13 @@ impl Context {
             outcome: RefCell::default(),
             ended: Notify::new(),
         });
-        let running = Rc::new(self.start(table, &process).await?);
+        let running = match self.start(table, &process).await {
+            Ok(running) => Rc::new(running),
+            Err(error) => {
+                sweep::kill(Whom::Group(process.group)).await;
+                return Err(error);
+            }
+        };
         process.running.replace(Some(Rc::clone(&running)));
         for (stream, pipe) in &running.streams {
             tokio::task::spawn_local(Rc::clone(self).pump(*stream, Rc::clone(pipe)));
@@ -252,10 +276,11 @@ impl Context {
                     Some(Said::Begun(_)) => return Ok(()),
                     Some(Said::Refused(Refused { message })) => return Err(cannot_begin(&message)),
                     Some(Said::Result(result)) => {
-                        self.early.replace(Some(result.get().into()));
+                        let early = result.get();
+                        self.early.replace((early.len() <= EARLY_BYTES_MAX).then(|| early.into()));
                         let _ = channel.send_bytes(ACK, &[]).await;
                     }
-                    Some(Said::Done(_) | Said::Variables(_)) | None => {}
+                    Some(Said::Done(_) | Said::Variables(_) | Said::Settled(_)) | None => {}
                 }
             }
             Err(cannot_begin("its process ended"))
@@ -313,15 +338,20 @@ impl Context {
     pub async fn restart(self: &Rc<Self>, table: &Rc<Table>) -> Result<(), Error> {
         self.end(Loss::Restarted).await;
         match self.turn.try_lock() {
-            Ok(_turn) => self.alive(table).await.map(drop),
+            Ok(_turn) => self.alive_and_kept(table).await,
             // Whoever has it, or is next, starts the new one.
             Err(_) => Ok(()),
         }
     }
 
+    /// It is not to be had any more, whoever waits for it.
+    pub fn forget(&self) {
+        self.removed.set(true);
+    }
+
     /// Ends it for good.
     pub async fn remove(&self) {
-        self.removed.set(true);
+        self.forget();
         self.end(Loss::Ended).await;
     }
 
@@ -359,6 +389,8 @@ impl Context {
             loop {
                 let record = running.channel.read().await?;
                 match understand(&record.bytes) {
+                    // User code can say this too, and what is small here can be large in memory.
+                    Some(Said::Variables(list)) if list.get().len() > VARIABLES_BYTES_MAX => return None,
                     Some(Said::Variables(list)) => return serde_json::from_str(list.get()).ok(),
                     // What a thread shows between two cells: it must not wait for ever.
                     Some(Said::Result(_)) => running.channel.send_bytes(ACK, &[]).await.ok()?,

@@ -46,7 +46,12 @@ impl Contexts {
         match begun.await {
             Ok(Ok(())) => Ok(context.info(table)),
             Ok(Err(error)) => {
-                self.all.borrow_mut().remove(&id);
+                context.forget();
+                let mut all = self.all.borrow_mut();
+                // Another of the same name may have taken its place.
+                if all.get(&id).is_some_and(|there| Rc::ptr_eq(there, &context)) {
+                    all.remove(&id);
+                }
                 Err(error)
             }
             Err(error) => Err(crate::code::cannot_begin(&error.to_string())),

@@ -3,7 +3,7 @@
 //! At the other end is user code, so nothing here trusts what comes: a record has a largest size, and of the large ones only
 //! one at a time is in memory, for a limited time.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -38,18 +38,48 @@ thread_local! {
 /// Our end of such a socket.
 pub struct Records {
     socket: Watched,
-    unread: RefCell<Vec<u8>>,
-    /// Bytes of `unread` in which no end of a record was found.
-    scanned: Cell<usize>,
-    /// The place of the large record that is being read, and until when it has it.
-    place: RefCell<Option<(OwnedSemaphorePermit, Instant)>>,
+    unread: RefCell<Unread>,
+}
+
+/// What was read and not taken yet.
+#[derive(Default)]
+struct Unread {
+    bytes: Vec<u8>,
+    /// Where the next record begins.
+    from: usize,
+    /// Up to here no end of it was found.
+    scanned: usize,
+    /// A large record was given up half-way: there is no beginning of a next one.
+    broken: bool,
 }
 
 /// One record.
 pub struct Record {
     /// Without its end.
     pub bytes: Vec<u8>,
-    _place: Option<(OwnedSemaphorePermit, Instant)>,
+    place: Option<OwnedSemaphorePermit>,
+}
+
+impl Record {
+    /// How long it may be kept while something else is waited for. Others wait for the place of a large one.
+    pub fn patience(&self) -> Duration {
+        if self.place.is_some() { LARGE_WITHIN } else { Duration::MAX }
+    }
+}
+
+/// The place of a large record that is being read. One that is given up is forgotten, or its bytes would stay without a place.
+struct Place<'a> {
+    records: &'a Records,
+    permit: Option<OwnedSemaphorePermit>,
+    until: Instant,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if self.permit.is_some() {
+            self.records.unread.replace(Unread { broken: true, ..Unread::default() });
+        }
+    }
 }
 
 impl Records {
@@ -57,56 +87,43 @@ impl Records {
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let socket = watch(ours, Interest::READABLE | Interest::WRITABLE)?;
-        let (unread, scanned, place) = (RefCell::default(), Cell::new(0), RefCell::new(None));
-        Ok((Self { socket, unread, scanned, place }, theirs))
+        Ok((Self { socket, unread: RefCell::default() }, theirs))
     }
 
     /// The next record; none when the other side is gone, or does not keep to the rules. Can be given up at any time.
     pub async fn read(&self) -> Option<Record> {
+        let mut place: Option<Place<'_>> = None;
         loop {
-            if let Some(bytes) = self.take() {
-                return Some(Record { bytes, _place: self.place.take() });
+            // Whoever writes without a pause is not to be the only one that this thread attends to.
+            tokio::task::yield_now().await;
+            let (taken, held, broken) = {
+                let mut unread = self.unread.borrow_mut();
+                (unread.take(), unread.bytes.len(), unread.broken)
+            };
+            if let Some(bytes) = taken {
+                return Some(Record { bytes, place: place.and_then(|mut place| place.permit.take()) });
             }
-            let held = self.unread.borrow().len();
-            if held > RECORD_BYTES_MAX {
+            if held > RECORD_BYTES_MAX || broken {
                 return None;
             }
-            if held >= SMALL_BYTES && self.place.borrow().is_none() {
-                let permit = LARGE.with(Arc::clone).acquire_owned().await.ok()?;
-                self.place.replace(Some((permit, Instant::now() + LARGE_WITHIN)));
+            if held >= SMALL_BYTES && place.is_none() {
+                let permit = LARGE.with(Arc::clone).acquire_owned().await.ok();
+                place = Some(Place { records: self, permit, until: Instant::now() + LARGE_WITHIN });
             }
-            let until = self.place.borrow().as_ref().map(|(_, until)| *until);
             let ready = self.socket.readable();
-            let mut ready = match until {
-                Some(until) => tokio::time::timeout_at(until, ready).await.ok()?.ok()?,
+            let mut ready = match &place {
+                Some(place) => tokio::time::timeout_at(place.until, ready).await.ok()?.ok()?,
                 None => ready.await.ok()?,
             };
             let mut bytes = [0; READ_BYTES];
             match ready.try_io(|socket| Ok(rustix::io::read(socket.get_ref(), &mut bytes)?)) {
                 Ok(Ok(0)) => return None,
-                Ok(Ok(count)) => {
-                    self.unread.borrow_mut().extend_from_slice(bytes.get(..count).unwrap_or_default())
-                }
+                Ok(Ok(count)) => self.unread.borrow_mut().add(bytes.get(..count).unwrap_or_default()),
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Ok(Err(_)) => return None,
                 Err(_would_block) => {}
             }
         }
-    }
-
-    /// Takes the first record out of what was read, if it is whole.
-    fn take(&self) -> Option<Vec<u8>> {
-        let mut unread = self.unread.borrow_mut();
-        let rest = unread.get(self.scanned.get()..).unwrap_or_default();
-        let Some(found) = rest.iter().position(|byte| *byte == 0) else {
-            self.scanned.set(unread.len());
-            return None;
-        };
-        let end = self.scanned.replace(0) + found;
-        let after = unread.split_off(end + 1);
-        let mut record = std::mem::replace(&mut *unread, after);
-        record.truncate(end);
-        Some(record)
     }
 
     /// Sends one. Waits while the other side does not read.
@@ -140,6 +157,34 @@ impl Records {
             }
         }
         Ok(())
+    }
+}
+
+impl Unread {
+    /// Takes the first record out of what was read, if it is whole.
+    fn take(&mut self) -> Option<Vec<u8>> {
+        let rest = self.bytes.get(self.scanned..).unwrap_or_default();
+        let Some(found) = rest.iter().position(|byte| *byte == 0) else {
+            self.scanned = self.bytes.len();
+            return None;
+        };
+        let end = self.scanned + found;
+        if self.from == 0 && end + 1 == self.bytes.len() {
+            // The usual one is alone, and moved; only of many at once each is a copy.
+            let mut record = std::mem::take(self).bytes;
+            record.truncate(end);
+            return Some(record);
+        }
+        let record = self.bytes.get(self.from..end).unwrap_or_default().to_vec();
+        (self.from, self.scanned) = (end + 1, end + 1);
+        Some(record)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.from);
+        self.scanned -= self.from;
+        self.from = 0;
+        self.bytes.extend_from_slice(bytes);
     }
 }
 
@@ -181,6 +226,48 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
+    async fn a_flood_of_records_leaves_time_for_others() {
+        let (records, theirs) = Records::pair().unwrap();
+        let flood = std::thread::spawn(move || {
+            let mut theirs = UnixStream::from(theirs);
+            while theirs.write_all(&[0; 65_536]).is_ok() {}
+        });
+        let reader = async {
+            while let Some(record) = records.read().await {
+                assert!(record.bytes.is_empty());
+            }
+        };
+        let timer = tokio::time::sleep(Duration::from_millis(50));
+        tokio::time::timeout(Duration::from_secs(20), async {
+            tokio::select! {
+                biased;
+                () = reader => panic!("it does not end"),
+                () = timer => {}
+            }
+        })
+        .await
+        .unwrap();
+        drop(records);
+        flood.join().unwrap();
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_large_record_that_is_given_up_keeps_no_place_and_no_memory() {
+        let (records, theirs) = Records::pair().unwrap();
+        let mut theirs = UnixStream::from(theirs);
+        let writer = std::thread::spawn(move || {
+            theirs.write_all(&vec![b'x'; 2 * SMALL_BYTES]).unwrap();
+            theirs
+        });
+        assert!(tokio::time::timeout(Duration::from_millis(300), records.read()).await.is_err());
+        assert_eq!(records.unread.borrow().bytes.capacity(), 0);
+        assert_eq!(LARGE.with(|large| large.available_permits()), 1);
+        assert!(records.read().await.is_none(), "what follows is no record");
+        drop(records);
+        drop(writer.join());
+    }
+
+    #[tokio::test(flavor = "current_thread")]
     async fn a_record_without_an_end_is_given_up() {
         let (records, theirs) = Records::pair().unwrap();
         let flood = std::thread::spawn(move || {
@@ -188,7 +275,7 @@ mod tests {
             while theirs.write_all(&[b'x'; 65_536]).is_ok() {}
         });
         assert!(records.read().await.is_none());
-        assert!(records.unread.borrow().len() <= RECORD_BYTES_MAX + READ_BYTES);
+        assert!(records.unread.borrow().bytes.len() <= RECORD_BYTES_MAX + READ_BYTES);
         drop(records);
         flood.join().unwrap();
     }

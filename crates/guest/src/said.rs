@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use api::code::RunResult;
 use api::exec::Stream;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -33,6 +34,8 @@ pub enum Said<'a> {
     /// The variables of a context.
     #[serde(borrow)]
     Variables(&'a RawValue),
+    /// No interrupt of a cell before is on its way any more.
+    Settled(IgnoredAny),
 }
 
 /// How a cell ended.
@@ -50,9 +53,20 @@ pub struct Refused {
 }
 
 /// Puts a result where it belongs, and lets its process go on. What was written before it is taken first.
-pub async fn shown(exec: &Exec, streams: &[(Stream, Rc<Watched>)], result: &RawValue, channel: &Records) {
-    exec.catch_up(streams).await;
-    exec.show_raw(result.get());
+/// A large one does not wait for ever for a reader of what came before: it is left out instead, and that is said.
+pub async fn shown(
+    exec: &Exec,
+    streams: &[(Stream, Rc<Watched>)],
+    (result, patience): (&RawValue, Duration),
+    channel: &Records,
+) {
+    let caught_up = tokio::time::timeout(patience, exec.catch_up(streams)).await;
+    match caught_up {
+        Ok(()) => exec.show_raw(result.get()),
+        Err(_) => {
+            exec.show(&RunResult::Omitted { bytes: result.get().len() as u64, types: Vec::new() });
+        }
+    }
     // Whoever does not listen has no more to say.
     let _ = tokio::time::timeout(ACK_WITHIN, channel.send_bytes(ACK, &[])).await;
 }

@@ -120,10 +120,13 @@ fn lies_on_the_channel_of_results_change_nothing() {
             println!("I-04 {kind}: {} results, {} bytes", done.results.len(), done.end.results_bytes);
             runs(&sandbox).await;
         }
-        let spec = ExecSpec { deadline_ms: Some(1000), ..code(field.id, &["again"]) };
-        let done = collect(&sandbox, &spec).await;
-        assert_eq!(done.end.outcome, Outcome::Timeout);
-        assert!(done.end.duration_us < 4_000_000, "{done:?}");
+        for kind in ["again", "empty"] {
+            let spec = ExecSpec { deadline_ms: Some(1000), ..code(field.id, &[kind]) };
+            let done = collect(&sandbox, &spec).await;
+            assert_eq!(done.end.outcome, Outcome::Timeout, "{kind}");
+            assert!(done.end.duration_us < 4_000_000, "{kind}: {done:?}");
+            runs(&sandbox).await;
+        }
         field.recovers(&sandbox).await;
     });
 }

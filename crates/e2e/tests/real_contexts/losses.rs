@@ -10,11 +10,12 @@ use e2e::room::{Room, cell, in_a_room};
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Cells that heed an interruption, and those that cannot or do not want to (scenario 51).
-const HEED: [(&str, &str); 4] = [
+const HEED: [(&str, &str); 5] = [
     ("a loop", "while True: pass"),
     ("a nap", "import time; time.sleep(100)"),
     ("many short calls", "import numpy as np\na = np.random.rand(200_000)\nwhile True: np.sort(a)"),
     ("a child", "!sleep 100"),
+    ("a child that does not", "!trap '' INT; while :; do sleep 0.1; done"),
 ];
 const DO_NOT: [(&str, &str); 3] = [
     ("one long call", "sum(range(10**11))"),
@@ -36,6 +37,7 @@ fn whatever_a_cell_does_it_is_ended_in_seconds() {
             assert_eq!((outcome, lost), (Outcome::Cancelled, false), "{name}");
             assert_eq!(room.cell(&context, "state").await.well().value(), "'kept'", "{name}");
         }
+        room.until_gone("sleep 0.1; done", Duration::from_secs(1)).await;
         for (name, source) in DO_NOT {
             room.cell(&context, "state = 'kept'").await.well();
             let (outcome, lost) = interrupted(room, &context, name, source).await;

@@ -67,6 +67,13 @@ fn what_a_cell_leaves_is_there_for_the_next() {
         let variables = room.client.variables(&room.id, &context).await.unwrap();
         let x = variables.iter().find(|variable| variable.name == "x").unwrap();
         assert_eq!((x.kind.as_str(), x.preview.as_str()), ("int", "21"));
+        // Names that are no text, and objects that lie about themselves, lose neither a result nor the list.
+        let failed = room.cell(&context, "name = '\\udcff.csv'; raise ValueError(name)").await;
+        assert_eq!((failed.error().name.as_str(), failed.error().message.as_str()), ("ValueError", "?.csv"));
+        run("class Odd:\n    __module__ = None\n    shape = (-1,)\n    nbytes = 1 << 70\nodd = Odd()").await;
+        let variables = room.client.variables(&room.id, &context).await.unwrap();
+        let odd = variables.iter().find(|variable| variable.name == "odd").unwrap();
+        assert_eq!((odd.kind.as_str(), odd.shape.clone(), odd.size), ("?", None, None));
         run("import numpy as np, pandas as pd\nbig = pd.DataFrame(np.zeros((1_000_000, 50)))").await;
         let begun = Instant::now();
         let variables = room.client.variables(&room.id, &context).await.unwrap();

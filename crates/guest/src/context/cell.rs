@@ -51,6 +51,10 @@ impl Context {
             exec.ask_to_end(Outcome::Cancelled);
             return exec.over(Outcome::Cancelled);
         }
+        if let Some(reason) = exec.reason() {
+            // It was asked to end while its process was started: none of it runs.
+            return exec.over(reason);
+        }
         match process {
             Ok(process) => self.run(&table, &exec, &job, &process).await,
             Err(error) => {
@@ -77,6 +81,8 @@ impl Context {
                 let ended = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
                 let outcome = ended.unwrap_or(Outcome::Unknown);
                 sweep::kill(Whom::Group(process.group)).await;
+                // The next cell must not be given to it.
+                let _ = tokio::time::timeout(END_WITHIN, process.until_ended()).await;
                 exec.state_lost.set(true);
                 if exec.is_struck() {
                     table.memory().tidy().await;
@@ -114,6 +120,23 @@ impl Context {
         channel.write(&Tell::Cell(cell)).await
     }
 
+    /// Waits until no interrupt that came at the very end of a cell can be taken for one of the next.
+    async fn settle(&self, channel: &Records) {
+        if self.spec.language != Language::Python {
+            return;
+        }
+        let settled = async {
+            channel.write(&Tell::Settle {}).await.ok()?;
+            loop {
+                let record = channel.read().await?;
+                if let Some(Said::Settled(_)) = understand(&record.bytes) {
+                    return Some(());
+                }
+            }
+        };
+        let _ = tokio::time::timeout(END_WITHIN, settled).await;
+    }
+
     /// Follows a cell until it is done or its process is gone. A reason to end it becomes an interruption; no word and no silence of
     /// the cell's holds that up.
     async fn follow(&self, exec: &Rc<Exec>, process: &Process, running: &Running, job: &Job) -> Turn {
@@ -136,7 +159,12 @@ impl Context {
             tokio::select! {
                 biased;
                 () = decided => {}
-                turn = &mut heard => return turn,
+                turn = &mut heard => {
+                    if since.is_some() {
+                        self.settle(&running.channel).await;
+                    }
+                    return turn;
+                }
             }
             let since = *since.get_or_insert_with(Instant::now);
             let oom = exec.reason() == Some(Outcome::Oom);
@@ -164,10 +192,12 @@ async fn hear(exec: &Rc<Exec>, process: &Process, running: &Running) -> Turn {
         let Some(record) = record else { return Turn::Gone };
         match understand(&record.bytes) {
             Some(Said::Begun(_)) => exec.clock(),
-            Some(Said::Result(result)) => shown(exec, &running.streams, result, &running.channel).await,
+            Some(Said::Result(result)) => {
+                shown(exec, &running.streams, (result, record.patience()), &running.channel).await;
+            }
             Some(Said::Done(Done { code })) => return Turn::Done(code),
             // Whatever else it says harms only itself.
-            Some(Said::Refused(_) | Said::Variables(_)) | None => {}
+            Some(Said::Refused(_) | Said::Variables(_) | Said::Settled(_)) | None => {}
         }
     }
 }

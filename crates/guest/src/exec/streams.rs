@@ -90,8 +90,9 @@ impl Exec {
     /// Moves bytes from a pipe to its spool until the pipe closes.
     pub(super) async fn pump(self: Rc<Self>, stream: Stream, pipe: Rc<Watched>) {
         loop {
-            let most = self.until_room(stream).await;
             let Ok(mut ready) = pipe.readable().await else { return };
+            // Asked for last: whoever shows a result fills the same spool.
+            let most = self.until_room(stream).await;
             match ready.try_io(|pipe| self.take(stream, pipe.get_ref(), most)) {
                 Ok(Ok(0)) => return,
                 Ok(Ok(_)) => tokio::task::yield_now().await,

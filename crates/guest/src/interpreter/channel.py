@@ -13,7 +13,7 @@ from threading import Condition, Lock, get_ident, main_thread
 
 LARGEST_RESULT = 8_000_000
 # Taken before user code exists, which may put its own in the place of the module's.
-ENCODE = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 DECODE = json.JSONDecoder().decode
 CHUNK = 1 << 16
 
@@ -24,7 +24,8 @@ def pack(record):
         text = ENCODE(record)
     except (TypeError, ValueError, RecursionError):
         text = ENCODE(json_safe(record))
-    return text.encode("ascii") + b"\0"
+    # Half a surrogate, as in a file name that is no text, is nothing that JSON can carry.
+    return text.encode("utf-8", "replace") + b"\0"
 
 
 def json_safe(value, depth=0):

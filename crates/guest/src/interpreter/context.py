@@ -95,6 +95,10 @@ def main(channel, plain=False):
             listing = variables.listing(shell)
             context.interrupts.forget()
             channel.tell({"variables": listing})
+        elif "settle" in record:
+            # The guest has interrupted a cell that was ending. Whatever came of that is over before the next.
+            context.interrupts.forget()
+            channel.tell({"settled": {}})
 
 
 def start(shell):
@@ -124,6 +128,9 @@ class Context:
             code, exited = self.attempt(cell)
         except KeyboardInterrupt:
             code, exited = INTERRUPTED, False
+        except BaseException as error:  # noqa: BLE001
+            errors.report(error, self.channel, self.hidden())
+            code, exited = 1, False
         self.interrupts.leave()
         self.interrupts.install()
         missing.stop()

@@ -1,6 +1,7 @@
 """Exceptions of user code: as text, as Python prints them, and as a result. Frames of ours appear in neither."""
 
 import ast
+import re
 import sys
 import traceback
 from contextlib import suppress
@@ -9,6 +10,7 @@ OURS = "<belljar_interpreter"
 MOST_FRAMES = 50
 LONGEST_MESSAGE = 20_000
 LONGEST_TEXT = 100_000
+MAGIC = re.compile(r"^\s*[%!?]|=\s*[%!]|\?\s*$", re.MULTILINE)
 
 
 def capture(error, hidden=()):
@@ -53,7 +55,7 @@ def as_python_says(error, source, name):
     """
     frames = traceback.walk_tb(error.__traceback__)
     ran = any(frame.f_code.co_filename == name for frame, _ in frames)
-    if ran or any(line.lstrip().startswith(("%", "!", "?")) for line in source.splitlines()):
+    if ran or MAGIC.search(source):
         return error
     try:
         compile(source, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)

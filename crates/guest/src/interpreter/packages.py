@@ -36,9 +36,10 @@ def require(entries, limit_ms):
         reason = refused(entry)
         if reason:
             raise InstallationError(f"{entry!r} is refused: {reason}")
-    path = write(entries)
+    text = "".join(f"{entry}\n" for entry in entries)
+    show(text)
     if not all(map(installed, entries)):
-        install(["-r", path], limit_ms)
+        install_listed(text, limit_ms)
 
 
 def refused(entry):
@@ -55,18 +56,28 @@ def refused(entry):
     return None
 
 
-def write(entries):
-    """Writes the list where the user can see it, one entry a line."""
-    text = "".join(f"{entry}\n" for entry in entries)
-    for directory in (WORKSPACE, os.getcwd()):
+def show(text):
+    """Writes the list where the user can see it."""
+    for directory in (WORKSPACE, "."):
         path = os.path.join(directory, FILE)
         try:
             with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(text)
-            return path
+            return
         except OSError as error:
             failure = error
     raise InstallationError(f"{path} cannot be written: {failure.strerror}")
+
+
+def install_listed(text, limit_ms):
+    """Installs what is listed. The installer has a list of its own: the one that is shown may be another run's by then."""
+    descriptor = os.memfd_create(FILE)
+    try:
+        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape", closefd=False) as file:
+            file.write(text)
+        install(["-r", f"/proc/self/fd/{descriptor}"], limit_ms, (descriptor,))
+    finally:
+        os.close(descriptor)
 
 
 def installed(entry):
@@ -92,7 +103,7 @@ def environment():
     return {**os.environ, "PIP_BREAK_SYSTEM_PACKAGES": "1"}
 
 
-def install(arguments, limit_ms):
+def install(arguments, limit_ms, descriptors=()):
     """Runs the installer. It stands in the root directory, where no file of the user gets in its way."""
     limit = (limit_ms or DEFAULT_MS) / 1000
     try:
@@ -104,6 +115,7 @@ def install(arguments, limit_ms):
             cwd="/",
             env=environment(),
             start_new_session=True,
+            pass_fds=descriptors,
         )
     except OSError as error:
         raise InstallationError(f"the installer cannot be started: {error}") from None

@@ -1,5 +1,6 @@
 """IPython's shell, made to speak with the guest: no history, colors, terminal, threads or files of its own."""
 
+import ast
 import builtins
 import contextlib
 import linecache
@@ -189,7 +190,8 @@ def end_group(process):
             os.killpg(process.pid, number)
             process.wait(seconds)
             return
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            # The guest interrupts again after a second.
             continue
         except ProcessLookupError:
             return
@@ -204,6 +206,18 @@ def keep_lines(lines):
         return lines[first:]
     indent = lines[first][: len(lines[first]) - len(lines[first].lstrip())]
     return [f"{indent}\n", *lines[1:]]
+
+
+def is_python(lines):
+    """Whether a cell is Python as it stands. Where it warns, it is read once only, by the shell itself."""
+    source = "".join(lines)
+    if "\\" in source:
+        return False
+    try:
+        compile(source, "<cell>", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except Exception:  # noqa: BLE001
+        return False
+    return True
 
 
 def run_async(coroutine):
@@ -250,7 +264,11 @@ def create():
     config.InteractiveShell.warn_venv = False
     shell = Shell.instance(config=config, display_pub_class=Publisher, displayhook_class=Hook)
     shell.loop_runner = run_async
-    transforms = shell.input_transformer_manager.cleanup_transforms
+    transformer = shell.input_transformer_manager
+    translate = transformer.do_token_transforms
+    # To look for magics token by token takes five times as long as to see that there are none.
+    transformer.do_token_transforms = lambda lines: lines if is_python(lines) else translate(lines)
+    transforms = transformer.cleanup_transforms
     transforms[:] = [keep_lines if one is leading_empty_lines else one for one in transforms]
     shell.register_magic_function(pip, "line", "pip")
     shell.set_hook("show_in_pager", page.as_hook(page.display_page), 90)

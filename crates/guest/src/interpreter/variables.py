@@ -77,11 +77,18 @@ def describe(name, item, limit):
     preview = limit.call(glance, item)
     return {
         "name": name,
-        "type": qualified(type(item)),
-        "shape": limit.call(shape, item),
-        "size": limit.call(size, item),
+        "type": kind_of(item),
+        "shape": limit.call(countable, shape, item),
+        "size": limit.call(countable, size, item),
         "preview": "<not available>" if preview is None else preview[:LONGEST],
     }
+
+
+def kind_of(item):
+    try:
+        return str(qualified(type(item)))
+    except Exception:  # noqa: BLE001
+        return "?"
 
 
 def qualified(kind):
@@ -95,6 +102,13 @@ def qualified(kind):
         if vars(sys.modules.get(shorter, kind)).get(name) is kind:
             return f"{shorter}.{name}"
     return f"{module}.{name}"
+
+
+def countable(measure, item):
+    """What an object says of itself, if it is something that can be counted."""
+    found = measure(item)
+    counts = found if isinstance(found, list) else [found]
+    return found if all(type(count) is int and 0 <= count < 1 << 63 for count in counts) else None
 
 
 def shape(item):
