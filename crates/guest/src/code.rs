@@ -34,6 +34,7 @@ const REQUIRE: &str = concat!(
 );
 /// Node takes `f(await x)` for a script with a mistake, not for a module: so it is asked whether it can read a script.
 const SCRIPT_OR_MODULE: &str = r#"
+command -v node >/dev/null || { echo "JavaScript needs Node.js: use the template node, or add { apt = [\"nodejs\"] } to the recipe" >&2; exit 127; }
 if printf '%s\n' "$2" | node --check --input-type=commonjs - >/dev/null 2>&1
 then set -- "$1" "$2" commonjs
 else set -- "$1" "$2" module
@@ -123,7 +124,7 @@ pub struct Birth<'a> {
 pub async fn fork(table: &Rc<Table>, birth: &Birth<'_>, child: Child) -> Result<(Running, Pid), Error> {
     // Under a kernel in user space every process of a user can name the descriptors of another: see `launch`.
     let owner = if table.in_user_kernel() { 0 } else { birth.uid };
-    let broken = |error: std::io::Error| cannot_begin(&error.to_string());
+    let broken = |error: std::io::Error| did_not_begin(&error.to_string());
     let (Ends { streams, .. }, Theirs { stdin, stdout, stderr }) = on_pipes(false, owner).map_err(broken)?;
     let (channel, theirs) = Records::pair().map_err(broken)?;
     let fork = Fork {
@@ -268,7 +269,7 @@ fn command(language: Language, spec: ExecSpec, source: &str) -> Result<(ExecSpec
     Ok((ExecSpec { argv, code: None, stdin: input.is_some(), ..spec }, input))
 }
 
-/// The error for a fork that cannot become what it should.
+/// The error for a fork that says why it cannot become what it should.
 pub fn cannot_begin(why: &str) -> Error {
     Error {
         code: ErrorCode::SpawnFailed,
@@ -277,5 +278,16 @@ pub fn cannot_begin(why: &str) -> Error {
         ran: Ran::No,
         retry: Retry::Useless,
         fix: "Check that its directory exists and may be entered. Contexts of Python need `ipython` in the template.".into(),
+    }
+}
+
+/// The error for one that does not begin and does not say why.
+pub fn did_not_begin(why: &str) -> Error {
+    Error {
+        retry: Retry::Safe,
+        fix:
+            "Ask again. If it stays so, look at the memory and the processes of the sandbox, or make another."
+                .into(),
+        ..cannot_begin(why)
     }
 }

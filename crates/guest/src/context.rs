@@ -21,7 +21,7 @@ use api::{ContextId, Error, ErrorCode, Layer, Ran, Retry, limits};
 use rustix::process::Pid;
 use tokio::sync::{Mutex, Notify};
 
-use crate::code::{Birth, Running, Tell, cannot_begin, fork};
+use crate::code::{Birth, Running, Tell, cannot_begin, did_not_begin, fork};
 use crate::exec::Exec;
 use crate::launch::{DIRECTORY, Launched, Purpose, verdict};
 use crate::parent::Kind;
@@ -259,7 +259,7 @@ impl Context {
             return Ok(running);
         }
         let spec = ExecSpec { argv: shell::argv(), ..spec };
-        let (channel, theirs) = Records::pair().map_err(|error| cannot_begin(&error.to_string()))?;
+        let (channel, theirs) = Records::pair().map_err(|error| did_not_begin(&error.to_string()))?;
         let who = Purpose::Run.identity(&spec, process.group);
         let Launched { pid, verdict: said, ends } = table.launch(&spec, who, &[theirs])?;
         table.adopt(pid, child);
@@ -283,9 +283,9 @@ impl Context {
                     Some(Said::Done(_) | Said::Variables(_) | Said::Settled(_)) | None => {}
                 }
             }
-            Err(cannot_begin("its process ended"))
+            Err(did_not_begin("its process ended"))
         };
-        let late = || Err(cannot_begin("it took too long"));
+        let late = || Err(did_not_begin("it took too long"));
         tokio::time::timeout(READY_WITHIN, begun).await.unwrap_or_else(|_| late())
     }
 

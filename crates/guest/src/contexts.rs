@@ -54,7 +54,7 @@ impl Contexts {
                 }
                 Err(error)
             }
-            Err(error) => Err(crate::code::cannot_begin(&error.to_string())),
+            Err(error) => Err(crate::code::did_not_begin(&error.to_string())),
         }
     }
 

@@ -123,9 +123,7 @@ impl Call {
     async fn prepare(&self, record: &Record) -> Result<(), Error> {
         let (entry, (sandbox, _)) = (self.entry(), self.sandbox_and_disk());
         if !entry.is_prepared() {
-            let mut env = record.env.clone();
-            pool(&mut env, record.sandbox.limits.cpu_millis);
-            sandbox.prepare(&record.imports, env).await?;
+            sandbox.prepare(&record.imports, &record.env, record.sandbox.limits.cpu_millis).await?;
             entry.now_prepared();
         }
         Ok(())
@@ -141,9 +139,11 @@ impl Sandbox {
     pub(crate) async fn prepare(
         &self,
         imports: &[String],
-        env: BTreeMap<String, String>,
+        env: &BTreeMap<String, String>,
+        cpu_millis: u64,
     ) -> Result<(), Error> {
-        let spec = InterpreterSpec { imports: imports.to_vec(), env };
+        let mut spec = InterpreterSpec { imports: imports.to_vec(), env: env.clone() };
+        pool(&mut spec.env, cpu_millis);
         asked(self.link(), (Method::PUT, "/interpreter".into()), Some(&spec), ANSWER_WITHIN).await
     }
 

@@ -193,9 +193,10 @@ impl Exec {
         };
         match event {
             Ok(Event::End(end)) if self.is_crippled(&end).await => {
-                self.ended = true;
                 self.home.link.stopping(LostCause::Oom);
                 self.home.runtime.stop(&self.home.id, Duration::ZERO).await?;
+                // Not before: whoever asks again after a stop that failed finds the end again.
+                self.ended = true;
                 Ok(Some(Event::End(self.end_from_here(Outcome::SandboxLost { cause: LostCause::Oom }))))
             }
             Ok(Event::End(mut end)) => {

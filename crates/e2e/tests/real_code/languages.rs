@@ -33,6 +33,9 @@ fn bash_runs_everywhere_and_what_is_missing_is_named() {
         let error = room.refused(&written_in(Language::Javascript, "1")).await;
         assert_eq!((error.code, error.ran), (ErrorCode::SpawnFailed, Ran::No));
         assert!(error.message.contains("\"node\""), "{error:?}");
+        let ran = room.exec(&written_in(Language::Javascript, "await 1")).await;
+        assert_eq!((ran.code(), ran.stdout.as_str()), (127, ""));
+        assert!(ran.stderr.contains("JavaScript needs Node.js"), "{}", ran.stderr);
         let ran = room.exec(&written_in(Language::Typescript, "1")).await;
         assert_eq!((ran.code(), ran.stdout.as_str()), (127, ""));
         assert!(ran.stderr.contains("TypeScript needs esbuild"), "{}", ran.stderr);

@@ -38,7 +38,8 @@ def up(imports):
             threaded_by = name
     prepare()
     if threaded_by is None and thread_count() > 1:
-        threaded_by = "openblas"
+        # The linear algebra, which comes with it, keeps the threads that it was given.
+        threaded_by = "numpy"
     shutil.rmtree(private, ignore_errors=True)
     os.environ.clear()
     state["modules"] = frozenset(foreign_modules())

@@ -206,7 +206,7 @@ impl Builder {
             Arc::clone(log),
         )));
         let seen = async {
-            sandbox.prepare(imports, setting.env.clone()).await?;
+            sandbox.prepare(imports, &setting.env, limits.cpu_millis).await?;
             sandbox.interpreter().await
         }
         .await;
