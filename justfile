@@ -39,6 +39,13 @@ test *args:
 real *args:
     @scripts/steps real 'scripts/twice env {{real}} --test "real_*" {{args}} -- --test-threads=1 --nocapture'
 
+# Docker and Podman, which it starts: laws, parity, restarts, what people are told; `--full` for every scenario and attack on both as well
+engines size="--quick" *args:
+    @{{tests}} tried --no-run --test real_engine --test real_laws
+    @scripts/steps engines 'scripts/with-engines scripts/twice env BELLJAR_RUNTIMES=docker,podman {{real}} \
+        {{ if size == "--full" { "--test real_exec --test real_output --test real_limits --test real_lifecycle --test real_terminal_inside --test attacks" } else { "" } }} \
+        --test real_engine --test real_laws {{args}} -- --test-threads=1 --nocapture'
+
 # Every attack of attacks/, each with its positive control
 attacks *args:
     @scripts/steps attacks '{{tests}} tried --no-run --test real_cli && scripts/twice env {{real}} --test "attacks*" {{args}} -- --test-threads=1 --nocapture'

@@ -11,13 +11,13 @@ export PATH="$HOME/.cargo/bin:$HOME/.local/bin:$PATH"
 # mmdebstrap. Disks: e2fsprogs, mount, util-linux. Tests: bubblewrap (the bench compares with it), skopeo and umoci
 # (they make and push the images that `belljar template` reads), docker-registry, zstd, iproute2 and procps (to look for leftovers). Attacks on
 # the service: faketime, openssl, chromium (a page in a sandbox is a page in a browser), and python3-venv, into which the fuzzer of attacks/H-09 is installed from PyPI. Guides: sqlite3 and jq, which they use.
-# Terminals: tmux, a terminal emulator that tests can ask what it shows.
+# Terminals: tmux, a terminal emulator that tests can ask what it shows. Engines: docker.io, podman.
 PACKAGES=(
     ca-certificates curl git gcc libc6-dev pkg-config libseccomp-dev
     runc
     mmdebstrap e2fsprogs mount util-linux
     bubblewrap skopeo umoci zstd iproute2 procps python3 python3-pip python3-venv
-    faketime openssl sqlite3 jq chromium tmux docker-registry
+    faketime openssl sqlite3 jq chromium tmux docker-registry docker.io podman
 )
 # Debian 12's own runsc is of 2022 and cannot list a directory on new kernels; backports and Debian 13 have this one.
 readonly RUNSC_LEAST='0.0~20240729'

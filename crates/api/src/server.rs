@@ -44,6 +44,25 @@ pub struct NodeStatus {
     pub disk_free_bytes: u64,
     /// The runtimes it has, the weakest wall first.
     pub runtimes: Vec<String>,
+    /// The ways to isolate that were considered when the server started.
+    #[serde(default)]
+    pub backends: Vec<BackendStatus>,
+}
+
+/// A way to isolate, and whether it is used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct BackendStatus {
+    /// Its name: `oci`, `podman`, `docker`.
+    pub name: String,
+    /// Whether it is used.
+    pub used: bool,
+    /// Why, or why not.
+    pub why: String,
+    /// What to do to use it; empty where there is nothing to be done.
+    pub fix: String,
+    /// What a sandbox has elsewhere and not here, in one line each.
+    pub lacks: Vec<String>,
 }
 
 /// A request to empty the machine, or to use it again.

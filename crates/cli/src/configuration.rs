@@ -11,6 +11,7 @@ use api::Error;
 use control::listen::TlsFiles;
 use control::ports::name::Domain;
 use node::admission::Bounds;
+use node::backend::Backend;
 use node::egress::Upstreams;
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +45,8 @@ pub struct Configuration {
     pub packages_debian: Option<String>,
     /// Where security updates of Debian packages come from.
     pub packages_debian_security: Option<String>,
+    /// What isolates, in this order.
+    pub backends: Vec<Backend>,
     /// How the log is written.
     pub log: Log,
 }
@@ -61,7 +64,7 @@ pub enum Log {
 }
 
 /// Every value: its name, and what it means.
-pub const VALUES: [(&str, &str); 14] = [
+pub const VALUES: [(&str, &str); 15] = [
     ("listen", "The address and port to listen on. Port 0 is any free one."),
     (
         "tls_certificate",
@@ -98,6 +101,11 @@ pub const VALUES: [(&str, &str); 14] = [
         "Likewise, Debian packages: the address of an archive; else what its apt is configured for.",
     ),
     ("packages_debian_security", "Likewise, their security updates."),
+    (
+        "backends",
+        "What isolates, the first that works first: `oci` (OCI runtimes of this machine), `podman`, `docker`, or `engine` for both in \
+         that order. Empty: OCI runtimes if the server is root, else Podman, else Docker.",
+    ),
     ("log", "How the log is written to standard error: `text`, `json` or `none`."),
 ];
 
@@ -118,6 +126,7 @@ impl Default for Configuration {
             packages_node: None,
             packages_debian: None,
             packages_debian_security: None,
+            backends: Vec::new(),
             log: Log::Text,
         }
     }

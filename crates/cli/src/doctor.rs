@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use api::Error;
 use api::limits::Limits;
 use node::{Machine, Sandbox, machine};
+use runtime::engine::Kind;
 use runtime::oci::Flavor;
-use runtime::{Profile, Spec, Tier};
+use runtime::{Profile, Runtime as _, Spec, Tier};
 
 use crate::{advisories, run, show};
 
@@ -58,9 +59,6 @@ impl Verdict {
 
 /// Looks; exits with 1 when no tier works.
 pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
-    if !is_root() {
-        return Err(Error::invalid("doctor must be root to start sandboxes", "Run it again with sudo."));
-    }
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
     run::tidy(&machine).await?;
     let mut host = vec![kernel(), memory_controllers()];
@@ -71,6 +69,9 @@ pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
     let mut tiers = Vec::new();
     for flavor in Machine::flavors() {
         tiers.push(tier(&machine, flavor).await);
+    }
+    for kind in Kind::ALL {
+        tiers.push(engine(&machine, kind).await);
     }
     let works = tiers.iter().any(|tier| matches!(tier.verdict, Verdict::Ok | Verdict::Degraded));
     if arguments.json {
@@ -106,6 +107,9 @@ async fn tier(machine: &Machine, flavor: Flavor) -> Finding {
         return finding("-", Verdict::Absent, format!("to have this tier: {}", install(flavor.name)));
     };
     let version = version_of(&flavor);
+    if !rustix::process::geteuid().is_root() {
+        return finding(&version, Verdict::Refused, "only root can use it: run this again with sudo".into());
+    }
     match try_out(machine, flavor.name).await {
         Ok(took) => {
             let lacking = advisories::lacking(flavor.name, &version);
@@ -122,11 +126,45 @@ async fn tier(machine: &Machine, flavor: Flavor) -> Finding {
     }
 }
 
+/// The same for an engine, which is asked first what it can do.
+async fn engine(machine: &Machine, kind: Kind) -> Finding {
+    let part = format!("container ({})", kind.name());
+    let finding = |version: &str, verdict, detail: String| Finding {
+        part: part.clone(),
+        version: version.into(),
+        verdict,
+        detail,
+    };
+    let said = |error: &Error| format!("{}. {}", error.message, error.fix);
+    let found = match machine.engine(kind) {
+        Ok(found) => found,
+        Err(error) => return finding("-", Verdict::Absent, said(&error.to_api())),
+    };
+    let facts = match found.facts().await {
+        Ok(facts) => facts,
+        Err(error) => return finding("-", Verdict::Refused, said(&node::Error::from(error).to_api())),
+    };
+    let lacks = found.lacks().await.unwrap_or_default();
+    let names: Vec<&str> = lacks.iter().filter_map(|lack| lack.split(':').next()).collect();
+    match try_out(machine, kind.name()).await {
+        Ok(took) => finding(
+            &facts.version,
+            Verdict::working(&names),
+            format!("works ({took:.0?}); it lacks {}: see `belljar status`", names.join(", ")),
+        ),
+        Err(error) => finding(&facts.version, Verdict::Refused, said(&error)),
+    }
+}
+
 async fn try_out(machine: &Machine, runtime: &str) -> Result<Duration, Error> {
     let runtime = machine.runtime(runtime).map_err(|error| error.to_api())?;
-    let layer = node::template::empty(machine.data()).await.map_err(|error| error.to_api())?;
+    let layers = match runtime.takes_images() {
+        true => Vec::new(),
+        false => vec![node::template::empty(machine.data()).await.map_err(|error| error.to_api())?],
+    };
     let spec = Spec {
-        layers: vec![layer],
+        layers,
+        image: runtime::engine::EMPTY.into(),
         limits: Limits { disk_bytes: Limits::MIN.disk_bytes, ttl_ms: 60_000, ..Limits::default() },
         profile: Profile::Run,
         guest: machine.guest().to_owned(),
@@ -193,10 +231,6 @@ fn tier_name(tier: Tier) -> &'static str {
         Tier::Container => "container",
         Tier::UserKernel => "user-kernel",
     }
-}
-
-fn is_root() -> bool {
-    std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0)
 }
 
 fn print(head: &str, findings: &[Finding]) -> Result<(), Error> {

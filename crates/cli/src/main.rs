@@ -15,6 +15,7 @@
 //! | [`key`], [`project`], [`drain`] | what an operator does |
 //! | [`serve`], [`configuration`] | `belljar serve`: this machine as a service |
 //! | [`doctor`] | `belljar doctor`: what this machine can do, proved by doing it |
+//! | [`sandbox`] | `belljar build-sandbox`, `sandbox-status` and `sandbox-test`: the backend of this machine |
 //! | [`advisories`] | which versions lack which known fixes |
 //! | [`template`] | `belljar template`: what sandboxes are made from |
 //! | [`manual`] | `belljar completions` and `belljar man` |
@@ -59,6 +60,7 @@ mod repl;
 mod request;
 mod results;
 mod run;
+mod sandbox;
 mod secret;
 mod serve;
 mod shell;
@@ -81,14 +83,20 @@ const FAILED: u8 = 125;
 #[command(name = "belljar", version, max_term_width = 100)]
 struct Arguments {
     /// Where sandboxes, layers and templates are kept.
+    /// [default: /var/lib/belljar for root, ~/.local/share/belljar for others]
+    #[arg(long, global = true, env = "BELLJAR_DATA", value_name = "DIRECTORY")]
+    data: Option<PathBuf>,
+    /// What isolates on this machine, the first that works first, with commas between: oci, podman, docker, or engine for both in that
+    /// order. Without it: OCI runtimes for root, else Podman, else Docker.
     #[arg(
         long,
         global = true,
-        env = "BELLJAR_DATA",
-        default_value = "/var/lib/belljar",
-        value_name = "DIRECTORY"
+        env = "BELLJAR_BACKENDS",
+        value_delimiter = ',',
+        value_name = "NAMES",
+        hide_short_help = true
     )]
-    data: PathBuf,
+    backends: Vec<node::backend::Backend>,
     #[command(flatten)]
     connection: connect::Connection,
     #[command(subcommand)]
@@ -149,6 +157,13 @@ enum Command {
     Drain(drain::Arguments),
     /// Shows what this machine can do by running a real sandbox in every tier it has.
     Doctor(doctor::Arguments),
+    /// Makes what sandboxes of a template need on the backend that is used here, and tries it out.
+    BuildSandbox(sandbox::Build),
+    /// Shows which backend is used here, why not the others, and which templates are ready.
+    #[command(visible_alias = "status")]
+    SandboxStatus(sandbox::Status),
+    /// Tries a sandbox out: that code runs in it, and that it is sealed and limited as promised.
+    SandboxTest(sandbox::Test),
     /// Builds, imports, lists and removes what sandboxes are made from.
     Template(template::Arguments),
     /// Writes a script that completes commands and options in a shell.
@@ -177,10 +192,12 @@ fn main() -> ExitCode {
 }
 
 async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
-    let Arguments { data, connection, command } = arguments;
+    let Arguments { data, backends, connection, command } = arguments;
+    let place = Place { data: data.unwrap_or_else(own_data), backends };
+    let data = &place.data;
     match command {
-        Command::Run(run) => run::run(&data, &connection, run).await,
-        Command::Serve(serve) => serve::run(&data, &serve).await,
+        Command::Run(run) => run::run(&place, &connection, run).await,
+        Command::Serve(serve) => serve::run(&place, &serve).await,
         Command::Create(create) => create::run(&connection, create).await,
         Command::List(list) => list::run(&connection, list).await,
         Command::Exec(exec) => exec::run(&connection, exec).await,
@@ -204,11 +221,36 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Key(key) => key::run(&connection, key).await,
         Command::Project(project) => project::run(&connection, project).await,
         Command::Drain(drain) => drain::run(&connection, drain).await,
-        Command::Doctor(doctor) => doctor::run(&data, doctor).await,
-        Command::Template(template) => template::run(&data, template).await,
+        Command::BuildSandbox(build) => sandbox::build(&place, build).await,
+        Command::SandboxStatus(status) => sandbox::status(&place, status).await,
+        Command::SandboxTest(test) => sandbox::test(&place, test).await,
+        Command::Doctor(doctor) => doctor::run(data, doctor).await,
+        Command::Template(template) => template::run(&place, template).await,
         Command::Completions(completions) => Ok(manual::completions(&completions)),
         Command::Man(man) => manual::man(&man),
     }
+}
+
+/// This machine as the command line is told of it.
+struct Place {
+    /// Where things are kept.
+    data: PathBuf,
+    /// What isolates, in order; nothing for what is usual.
+    backends: Vec<node::backend::Backend>,
+}
+
+/// Where things are kept unless it is said where: root's machine is everybody's, others have a home.
+fn own_data() -> PathBuf {
+    let under = |name: &str, below: &str| {
+        let found = std::env::var_os(name).filter(|path| !path.is_empty());
+        found.map(|path| PathBuf::from(path).join(below))
+    };
+    if rustix::process::geteuid().is_root() {
+        return PathBuf::from("/var/lib/belljar");
+    }
+    under("XDG_DATA_HOME", "belljar")
+        .or_else(|| under("HOME", ".local/share/belljar"))
+        .unwrap_or_else(|| PathBuf::from("/var/lib/belljar"))
 }
 
 fn failed(error: &api::Error) -> ExitCode {

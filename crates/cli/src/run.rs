@@ -5,7 +5,6 @@
 //! its idle time does.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,14 +19,14 @@ use node::admission::Bounds;
 use node::egress::{Broker, Decision, Gate, Party, Told, Upstreams};
 use node::ready::Readiness;
 use node::{Event, Exec, Machine, Sandbox, machine};
-use runtime::{Profile, Spec};
+use runtime::{Profile, Runtime, Spec};
 use tokio::io::AsyncReadExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::connect::{Connection, answer};
 use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
-use crate::{request, show};
+use crate::{Place, request, show};
 
 /// The sandbox outlives the exec's own limit by this much, so that the end can be told.
 const AFTERWARDS: Duration = Duration::from_secs(60);
@@ -43,7 +42,7 @@ const STDIN_CHUNK_BYTES: usize = 64 * 1024;
 pub struct Arguments {
     #[command(flatten)]
     sandbox: request::Sandbox,
-    /// The runtime of this machine to use, by name (runc, runsc, youki), instead of the first of the tier.
+    /// The runtime of this machine to use, by name (runc, runsc, youki, podman, docker), instead of the first of the tier.
     #[arg(long)]
     runtime: Option<String>,
     #[command(flatten)]
@@ -51,13 +50,13 @@ pub struct Arguments {
 }
 
 /// Runs the command, on the server if one is configured; the exit code is its own.
-pub async fn run(data: &Path, connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(place: &Place, connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
     let life = arguments.exec.timeout.0.map_or(Duration::MAX, |time| time.saturating_add(AFTERWARDS));
     let limits = arguments.sandbox.limits(life);
     let spec = arguments.exec.spec(true)?;
     match connection.configured()? {
         Some(client) => on_server(&client, limits, &spec, &arguments).await,
-        None => on_this_machine(data, limits, spec, &arguments).await,
+        None => on_this_machine(place, limits, spec, &arguments).await,
     }
 }
 
@@ -115,32 +114,35 @@ async fn on_server(
 }
 
 async fn on_this_machine(
-    data: &Path,
+    place: &Place,
     limits: WantedLimits,
     spec: ExecSpec,
     arguments: &Arguments,
 ) -> Result<ExitCode, Error> {
+    let data = &place.data;
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
     tidy(&machine).await?;
     let template =
         node::template::Store::new(data).load(&arguments.sandbox.template).map_err(|error| error.to_api())?;
-    let limits = limits.over(template.limits.over(Limits::default()));
-    limits.check()?;
     let exec_spec = template.apply(spec);
     let tier = arguments.sandbox.tier.of_runtime();
     let runtime = match &arguments.runtime {
         Some(name) => machine.runtime(name),
-        None => machine.at_least(tier),
+        None => machine.choose(&place.backends).await.at_least(tier),
     }
     .map_err(|error| error.to_api())?;
+    weaker(runtime.as_ref()).await?;
+    let asked = limits.over(template.limits.over(Limits::default()));
+    let limits = limits.over(runtime.within(asked));
+    limits.check()?;
     if runtime.tier() < tier {
         return Err(Error::invalid(
             format!("{} is weaker than the tier asked for", runtime.name()),
             "Name a runtime of that tier, or ask for a weaker one in so many words.",
         ));
     }
-    let layers = template.layer_directories(data);
-    let spec = Spec { layers, limits, profile: Profile::Run, guest: machine.guest().to_owned() };
+    let (layers, image) = node::template::root(data, &template.layers);
+    let spec = Spec { layers, image, limits, profile: Profile::Run, guest: machine.guest().to_owned() };
     let id = machine::fresh_id().map_err(|error| error.to_api())?;
     let policy = arguments.sandbox.policy()?.unwrap_or_else(|| template.policy.clone());
     if let Some(binding) = policy.secrets.first() {
@@ -171,6 +173,19 @@ async fn on_this_machine(
     let code = ended?;
     stopped?;
     Ok(code)
+}
+
+/// Nothing weaker than the posture of the tier is used without a word.
+async fn weaker(runtime: &dyn Runtime) -> Result<(), Error> {
+    let lacks = runtime.lacks().await.map_err(|error| node::Error::from(error).to_api())?;
+    if let Some(first) = lacks.first() {
+        let others = match lacks.len() {
+            1 => String::new(),
+            count => format!(" ({} more: `belljar status`)", count - 1),
+        };
+        show::note(&format!("Using backend: {}, which lacks {first}{others}", runtime.name()));
+    }
+    Ok(())
 }
 
 /// Lets out what may leave, and says what may not: each host once.

@@ -21,12 +21,11 @@ use control::store::Store;
 use control::{Platform, account, follow, listen, routes};
 use node::egress::Gate;
 use node::{Machine, Node, clock};
-use runtime::Runtime;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 
 use crate::configuration::{Configuration, Log};
-use crate::{platform, show};
+use crate::{Place, platform, show};
 
 /// The project that the first key belongs to.
 const FIRST_PROJECT: &str = "default";
@@ -57,10 +56,13 @@ pub struct Arguments {
 }
 
 /// Serves until a signal comes.
-pub async fn run(data: &Path, arguments: &Arguments) -> Result<ExitCode, Error> {
+pub async fn run(place: &Place, arguments: &Arguments) -> Result<ExitCode, Error> {
     let mut configuration = Configuration::read(arguments.config.as_deref())?;
     if let Some(listen) = arguments.listen {
         configuration.listen = listen;
+    }
+    if !place.backends.is_empty() {
+        configuration.backends.clone_from(&place.backends);
     }
     configuration.check()?;
     if arguments.print_config {
@@ -70,7 +72,7 @@ pub async fn run(data: &Path, arguments: &Arguments) -> Result<ExitCode, Error> 
     log(configuration.log);
     more_descriptors();
     no_core_files();
-    serve(data, &configuration, arguments).await
+    serve(&place.data, &configuration, arguments).await
 }
 
 async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments) -> Result<ExitCode, Error> {
@@ -79,7 +81,10 @@ async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
     let gate =
         Gate::new(&node::egress::packages(data), configuration.upstreams(), configuration.disk_reserve_bytes);
-    let node = Node::open(&machine, runtimes(&machine)?, configuration.bounds(), gate).await;
+    // A server without any backend serves, and says why it makes no sandboxes (A12.01).
+    let choice = machine.choose(&configuration.backends).await;
+    choice.log();
+    let node = Node::open(&machine, choice, configuration.bounds(), gate).await;
     let node = node.map_err(|error| error.to_api())?;
     let store = patiently(async || Store::open(&data.join("belljar.db")).await).await?;
     let audit = Audit::open(&data.join("audit.log"), clock::wall_ms())
@@ -123,21 +128,6 @@ async fn patiently<T>(ask: impl AsyncFn() -> Result<T, control::store::Error>) -
             Err(error) => return Err(platform(node::error::chain(&error))),
         }
     }
-}
-
-/// The runtimes of this machine, the weakest wall first.
-fn runtimes(machine: &Machine) -> Result<Vec<Arc<dyn Runtime>>, Error> {
-    let mut found = Vec::new();
-    for flavor in Machine::flavors() {
-        if flavor.clone().find().is_ok() {
-            found.push(machine.runtime(flavor.name).map_err(|error| error.to_api())?);
-        }
-    }
-    if found.is_empty() {
-        // Says which are known and what to install.
-        machine.at_least(runtime::Tier::Container).map_err(|error| error.to_api())?;
-    }
-    Ok(found)
 }
 
 /// Makes the first key of a store that has none. There is no way to serve without one.

@@ -9,9 +9,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use node::Machine;
 use node::template::recipe::{Ground, Recipe};
 use node::template::{Builder, Order, Progress, Store, Template};
-use runtime::Tier;
+use runtime::engine::Engine;
+use runtime::{Runtime, Tier};
 
-use crate::{run, show};
+use crate::{Place, run, show};
 
 /// What to do with templates.
 #[derive(clap::Args)]
@@ -57,6 +58,15 @@ enum Command {
         /// The file to make.
         file: PathBuf,
     },
+    /// Writes a recipe as a Containerfile, for those who build with their own tools. It copies from beside the recipe.
+    #[command(
+        after_help = "Examples:\n  belljar template containerfile recipes/tools.toml > Containerfile\n  \
+        podman build --tag tools --file Containerfile recipes"
+    )]
+    Containerfile {
+        /// A recipe that comes with Belljar (base, python, node, analysis, interpreter), or the file of another one.
+        recipe: String,
+    },
     /// Lists the templates of this machine.
     List {
         /// Writes JSON instead of a table.
@@ -98,7 +108,8 @@ struct Wanted {
 }
 
 /// Does it.
-pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
+pub async fn run(place: &Place, arguments: Arguments) -> Result<ExitCode, Error> {
+    let data = &place.data;
     let store = Store::new(data);
     match arguments.command {
         Command::List { json } => list(&store, json)?,
@@ -115,12 +126,29 @@ pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
         Command::Build { recipe, name, fresh, registry } => {
             let wanted = find(data, &recipe)?;
             let machine = Machine::open(data).map_err(|error| error.to_api())?;
-            build(&machine, &wanted, (name.as_deref(), fresh, registry.as_deref())).await?;
+            let engine = only_engine(&machine, place).await?;
+            build((&machine, engine.as_ref()), &wanted, (name.as_deref(), fresh, registry.as_deref()))
+                .await?;
         }
         Command::Import { file, name } => {
             let name = name.unwrap_or_else(|| stem(&file));
             let machine = Machine::open(data).map_err(|error| error.to_api())?;
-            make(&machine, async |builder, watch| builder.import(&name, &file, watch).await).await?;
+            match only_engine(&machine, place).await? {
+                Some(engine) => {
+                    let begun = Instant::now();
+                    let made = node::template::engine::import(data, &engine, &name, &file).await;
+                    told(&made.map_err(|error| error.to_api())?, begun);
+                }
+                None => {
+                    make(&machine, async |builder, watch| builder.import(&name, &file, watch).await).await?
+                }
+            }
+        }
+        Command::Containerfile { recipe } => {
+            let wanted = find(data, &recipe)?;
+            let template = node::template::engine::described(&wanted.name, &wanted.recipe);
+            let text = template.and_then(|template| wanted.recipe.containerfile(&template));
+            show::line(text.map_err(|error| error.to_api())?.trim_end())?;
         }
         Command::Export { name, file } => {
             let machine = Machine::open(data).map_err(|error| error.to_api())?;
@@ -165,9 +193,19 @@ fn lay_out(data: &Path) -> Result<PathBuf, Error> {
     Ok(home)
 }
 
+/// The engine that makes templates here, because nothing else can: layers are root's.
+async fn only_engine(machine: &Machine, place: &Place) -> Result<Option<Engine>, Error> {
+    if rustix::process::geteuid().is_root() && machine.at_least(Tier::Container).is_ok() {
+        return Ok(None);
+    }
+    let runtime = machine.choose(&place.backends).await.at_least(Tier::Container);
+    let runtime = runtime.map_err(|error| error.to_api())?;
+    machine.engine_named(runtime.name()).map(Some).map_err(|error| error.to_api())
+}
+
 /// Builds a recipe, and before it the one that it begins with if that comes with Belljar and is not here.
 async fn build(
-    machine: &Machine,
+    (machine, engine): (&Machine, Option<&Engine>),
     wanted: &Wanted,
     (name, fresh, registry): (Option<&str>, bool, Option<&str>),
 ) -> Result<(), Error> {
@@ -176,11 +214,54 @@ async fn build(
         && !Store::new(machine.data()).has(ground)
     {
         show::note(&format!("{} begins with {ground}, which is built first", wanted.name));
-        Box::pin(build(machine, &find(machine.data(), ground)?, (None, fresh, None))).await?;
+        Box::pin(build((machine, engine), &find(machine.data(), ground)?, (None, fresh, None))).await?;
     }
     let name = name.unwrap_or(&wanted.name);
     let order = Order { name, recipe: &wanted.recipe, home: &wanted.home, fresh, registry };
-    make(machine, async |builder, watch| builder.build(&order, watch).await).await
+    let Some(engine) = engine else {
+        return make(machine, async |builder, watch| builder.build(&order, watch).await).await;
+    };
+    let begun = Instant::now();
+    let bar = bar()?;
+    let watch = |progress: Progress<'_>| {
+        if let Progress::Says(line) = progress {
+            bar.set_message(show::escape(line));
+        }
+    };
+    let made = node::template::engine::build(machine.data(), engine, &order, &watch).await;
+    bar.finish_and_clear();
+    told(&made.map_err(|error| error.to_api())?, begun);
+    Ok(())
+}
+
+/// Makes a template of a recipe ready for what runs sandboxes here. Says its name.
+pub async fn make_ready(machine: &Machine, runtime: &dyn Runtime, recipe: &str) -> Result<String, Error> {
+    let store = Store::new(machine.data());
+    let native = rustix::process::geteuid().is_root() && machine.at_least(Tier::Container).is_ok();
+    if runtime.takes_images()
+        && native
+        && store.has(recipe)
+        && !RECIPES.iter().any(|(name, _)| *name == recipe)
+    {
+        let engine = machine.engine_named(runtime.name()).map_err(|error| error.to_api())?;
+        with_bar(machine, async |builder, watch| builder.load(recipe, &engine, watch).await).await?;
+        return Ok(recipe.to_owned());
+    }
+    let wanted = find(machine.data(), recipe)?;
+    if !runtime.takes_images() {
+        build((machine, None), &wanted, (None, false, None)).await?;
+        return Ok(wanted.name);
+    }
+    let engine = machine.engine_named(runtime.name()).map_err(|error| error.to_api())?;
+    if !native {
+        build((machine, Some(&engine)), &wanted, (None, false, None)).await?;
+        return Ok(wanted.name);
+    }
+    // Built as everywhere, within the policy of each step, and then given to the engine.
+    build((machine, None), &wanted, (None, false, None)).await?;
+    with_bar(machine, async |builder, watch| builder.load(&wanted.name, &engine, watch).await).await?;
+    show::note(&format!("{} has {}", runtime.name(), wanted.name));
+    Ok(wanted.name)
 }
 
 /// Makes a template with a bar to watch; says what it is called.
@@ -190,6 +271,12 @@ async fn make(
 ) -> Result<(), Error> {
     let begun = Instant::now();
     let template = with_bar(machine, act).await?;
+    told(&template, begun);
+    Ok(())
+}
+
+/// Says what was made.
+fn told(template: &Template, begun: Instant) {
     let name = &template.name;
     if !template.policy.is_closed() {
         show::note(&format!(
@@ -201,7 +288,6 @@ async fn make(
         "made template {name} in {:.0?}; try: belljar run --template {name} -- id",
         begun.elapsed()
     ));
-    Ok(())
 }
 
 /// Does something that takes a while, with a bar to watch.
@@ -212,11 +298,7 @@ async fn with_bar<T>(
     run::tidy(machine).await?;
     let runtime = machine.at_least(Tier::Container).map_err(|error| error.to_api())?;
     let builder = Builder::new(machine, runtime);
-    let bar = ProgressBar::new_spinner().with_style(
-        ProgressStyle::with_template("{spinner} {elapsed} {bytes} {wide_msg}")
-            .map_err(|e| crate::platform(e.to_string()))?,
-    );
-    bar.enable_steady_tick(Duration::from_millis(120));
+    let bar = bar()?;
     let watch = |progress: Progress<'_>| match progress {
         Progress::Layer { number, count, .. } => {
             bar.set_position(0);
@@ -251,6 +333,14 @@ async fn with_bar<T>(
             Err(crate::given_up())
         }
     }
+}
+
+/// A bar for something that takes a while.
+fn bar() -> Result<ProgressBar, Error> {
+    let style = ProgressStyle::with_template("{spinner} {elapsed} {bytes} {wide_msg}");
+    let bar = ProgressBar::new_spinner().with_style(style.map_err(|e| crate::platform(e.to_string()))?);
+    bar.enable_steady_tick(Duration::from_millis(120));
+    Ok(bar)
 }
 
 fn list(store: &Store, json: bool) -> Result<(), Error> {

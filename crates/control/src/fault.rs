@@ -75,6 +75,12 @@ impl From<Error> for Fault {
 impl From<node::Error> for Fault {
     fn from(error: node::Error) -> Self {
         let told = error.to_api();
+        if let node::Error::Runtime(_) = &error
+            && told.code == ErrorCode::TierUnavailable
+        {
+            tracing::error!(error = told.message, "a backend is not there");
+            return node::error::discreet_start(&error, "do what was asked").into();
+        }
         if told.code != ErrorCode::Platform {
             return told.into();
         }

@@ -133,6 +133,10 @@ impl Platform {
                 Ok(Requested::Known(sandbox)) => {
                     let settled = self.node.settled(&sandbox.id).await.unwrap_or_else(|| sandbox.clone());
                     if settled.reason != Some(EndReason::Interrupted) || again.next().is_none() {
+                        // What could not be started is not there, however often it is asked for.
+                        if let (Some(EndReason::StartFailed), Some(error)) = (settled.reason, settled.error) {
+                            return Err(error.into());
+                        }
                         break (sandbox, false);
                     }
                     // The server was killed during its start. Nothing ran in it that was asked for, and its end gives the key back.

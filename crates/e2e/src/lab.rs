@@ -10,6 +10,7 @@ use api::exec::ExecSpec;
 use api::limits::Limits;
 use api::{ExecId, SandboxId};
 use node::{Collected, Error, Exec, Machine, Sandbox};
+use runtime::engine::{Kind, Place};
 use runtime::{Profile, Runtime, Spec};
 use tempfile::TempDir;
 
@@ -50,7 +51,9 @@ impl Lab {
     pub fn spec(&self, limits: Limits) -> Spec {
         Spec {
             layers: vec![self.layer.clone()],
-            limits,
+            image: layer::base_image(self.runtime.name()),
+            // What is wrong in itself stays so, to be refused.
+            limits: if limits.check().is_ok() { self.runtime.within(limits) } else { limits },
             profile: Profile::Run,
             guest: self.machine.guest().to_owned(),
         }
@@ -59,6 +62,23 @@ impl Lab {
     /// What this lab's sandboxes can leave behind.
     pub fn traces(&self) -> Traces {
         Traces::of(&[&format!("t{}n", std::process::id()), &self.data.path().to_string_lossy()])
+    }
+
+    /// Process 1 of a sandbox as this machine sees it (the user-space kernel that runs it, on gVisor).
+    pub fn process_of(&self, id: &SandboxId) -> i32 {
+        if !self.runtime.takes_images() {
+            let record = std::fs::read(self.data().join("sandboxes").join(id.as_str()).join("record.json"));
+            let record: serde_json::Value = serde_json::from_slice(&record.unwrap()).unwrap();
+            return record["process"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).unwrap();
+        }
+        let mut command = std::process::Command::new("curl");
+        let place =
+            Place::find(Kind::ALL.into_iter().find(|kind| kind.name() == self.runtime.name()).unwrap());
+        let socket = place.unwrap().address.trim_start_matches("unix://").to_owned();
+        let path = format!("http://engine/containers/belljar-{id}/json");
+        let said = command.args(["--silent", "--unix-socket", &socket, &path]).output().unwrap().stdout;
+        let said: serde_json::Value = serde_json::from_slice(&said).unwrap();
+        said["State"]["Pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).unwrap()
     }
 
     /// A name that this lab has not used.
@@ -87,10 +107,16 @@ pub fn promised(seconds: u64) -> Duration {
     Duration::from_secs(seconds * slowdown)
 }
 
-/// Whether tests are to use the runtime of that name: all, unless `BELLJAR_RUNTIMES` says which, with commas between.
+/// All runtimes whose sandboxes must behave alike.
+pub const EVERYWHERE: &[&str] = &["runc", "runsc", "docker", "podman"];
+
+/// Whether tests are to use the runtime of that name: `BELLJAR_RUNTIMES` says which, with commas between; else those that need no
+/// engine.
 pub fn wanted(name: &str) -> bool {
-    let chosen = std::env::var("BELLJAR_RUNTIMES").ok();
-    chosen.is_none_or(|list| list.split(',').any(|one| one == name))
+    match std::env::var("BELLJAR_RUNTIMES") {
+        Ok(list) => list.split(',').any(|one| one == name),
+        Err(_) => Kind::ALL.into_iter().all(|kind| kind.name() != name),
+    }
 }
 
 /// Runs a test on each of these runtimes, and checks that it leaves nothing behind.
@@ -113,6 +139,7 @@ pub fn on(runtimes: &[&str], test: impl AsyncFn(&Lab)) {
             for listed in lab.runtime.list().await.unwrap() {
                 lab.runtime.stop(&listed.id, Duration::ZERO).await.unwrap();
             }
+            assert_eq!(lab.runtime.list().await.unwrap(), [], "left on {name}");
         });
         if let Err(panic) = done {
             eprintln!("on {name}:");

@@ -9,6 +9,7 @@ use node::Machine;
 use node::template::recipe::Recipe;
 use node::template::{Builder, Order, Store, Template};
 use runtime::Tier;
+use runtime::engine::{Engine, Kind, Place};
 
 use crate::apart;
 
@@ -41,6 +42,60 @@ pub fn lend(data: &Path, name: &str) {
         }
     }
     Store::new(data).save(&template).unwrap();
+}
+
+/// The name by which an engine knows that system; it is given it if it has not got it. A runtime that is no engine wants no name.
+pub fn base_image(runtime: &str) -> String {
+    static LOADED: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
+    let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == runtime) else { return String::new() };
+    base();
+    LOADED.lock().unwrap().entry(runtime.to_owned()).or_insert_with(|| load(kind, "base")).clone()
+}
+
+/// Gives a template of ours to an engine; says by which name it has it.
+pub fn load(kind: Kind, name: &str) -> String {
+    load_into(Place::find(kind).unwrap(), name, None)
+}
+
+/// Likewise, to an engine elsewhere, which is to know it by another name as well.
+pub fn load_at(kind: Kind, address: &str, name: &str, also: &str) {
+    load_into(Place { kind, address: address.to_owned() }, name, Some(also));
+}
+
+fn load_into(place: Place, name: &str, also: Option<&str>) -> String {
+    let machine = Machine::open(Path::new(KEPT)).unwrap();
+    apart(async || {
+        let builder = Builder::new(&machine, machine.at_least(Tier::Container).unwrap());
+        let engine = Engine::new(place, machine.data()).unwrap();
+        let loaded = builder.load(name, &engine, &|_| {}).await;
+        let image = loaded.unwrap_or_else(|error| panic!("{}", node::error::chain(&error))).image();
+        if let Some(also) = also {
+            engine.tag(&image, also).await.unwrap();
+        }
+        image
+    })
+}
+
+/// Writes a template of ours to a file.
+pub fn export(name: &str, file: &Path) {
+    base();
+    let machine = Machine::open(Path::new(KEPT)).unwrap();
+    apart(async || {
+        let builder = Builder::new(&machine, machine.at_least(Tier::Container).unwrap());
+        builder.export(name, file, &|_| {}).await.unwrap();
+    });
+}
+
+/// Puts the template `base` into a data directory, by the layer that it has.
+pub fn lend_base(data: &Path) {
+    base();
+    lend(data, "base");
+}
+
+/// Gives an image of an engine's another name as well.
+pub fn also_named(kind: Kind, image: &str, name: &str) {
+    let machine = Machine::open(Path::new(KEPT)).unwrap();
+    apart(async || machine.engine(kind).unwrap().tag(image, name).await.unwrap());
 }
 
 fn built(data: &Path) -> PathBuf {

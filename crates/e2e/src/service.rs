@@ -14,6 +14,7 @@ use api::account::{CreateKey, PutProject, Quota, Role};
 use api::limits::Limits;
 use api::sandbox::{CreateSandbox, Tier};
 use client::Client;
+use runtime::engine::Kind;
 use tempfile::TempDir;
 
 use crate::traces::Traces;
@@ -84,6 +85,16 @@ impl Service {
     pub fn with(before: &[&str], extra: &[&str]) -> Self {
         let data = tempfile::Builder::new().prefix("belljar-serve").tempdir().expect("a temporary directory");
         Self::on(data, before, extra)
+    }
+
+    /// A server whose sandboxes this engine runs, which has the templates `base` and `interpreter`.
+    pub fn on_engine(kind: Kind) -> Self {
+        let service = Self::with(&[], &["--backends", kind.name()]);
+        let base = node::template::Store::new(service.data()).load("base").unwrap().image();
+        layer::also_named(kind, &layer::base_image(kind.name()), &base);
+        layer::lend(service.data(), "interpreter");
+        layer::load(kind, "interpreter");
+        service
     }
 
     /// Likewise, on a data directory that is there.
@@ -288,8 +299,9 @@ impl Drop for Service {
         self.kill();
         let Ok(machine) = node::Machine::open(self.data.path()) else { return };
         apart(async || {
-            for flavor in node::Machine::flavors() {
-                let Ok(runtime) = machine.runtime(flavor.name) else { continue };
+            let engines = Kind::ALL.into_iter().map(Kind::name).filter(|name| crate::lab::wanted(name));
+            for name in node::Machine::flavors().map(|flavor| flavor.name).into_iter().chain(engines) {
+                let Ok(runtime) = machine.runtime(name) else { continue };
                 for listed in runtime.list().await.unwrap_or_default() {
                     let _ = runtime.stop(&listed.id, Duration::ZERO).await;
                 }

@@ -35,6 +35,8 @@ impl Traces {
                 seen.insert(format!("loop {} {}", entry.file_name().to_string_lossy(), file.trim()));
             }
         }
+        // Podman keeps the process that watched an exec for five minutes.
+        seen.retain(|trace| !trace.contains("/conmon "));
         seen.retain(|trace| self.marks.iter().any(|mark| trace.contains(mark)));
         seen.extend(zombies());
         seen

@@ -15,9 +15,8 @@ use std::time::{Duration, Instant};
 use api::exec::{Background, ExecSpec, Outcome};
 use api::{ErrorCode, Ran};
 use bytes::Bytes;
-use e2e::lab::{collect, exec, on, script, sh, start, text};
+use e2e::lab::{EVERYWHERE, collect, exec, on, script, sh, start, text};
 
-const BOTH: &[&str] = &["runc", "runsc"];
 const RUNC: &[&str] = &["runc"];
 
 fn exited(code: i32) -> Outcome {
@@ -27,7 +26,7 @@ fn exited(code: i32) -> Outcome {
 /// Scenario 1.
 #[test]
 fn a_background_child_does_not_hold_the_exec() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let began = Instant::now();
         let done = sh(&sandbox, "sleep 600 & echo ok").await;
@@ -42,7 +41,7 @@ fn a_background_child_does_not_hold_the_exec() {
 /// A caller that lost the answer asks again, maybe before the first start has come to its verdict.
 #[test]
 fn a_start_that_is_asked_for_twice_at_once_is_answered_the_same_twice() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         for number in 0..20 {
             let id: api::ExecId = format!("missing{number}").parse().unwrap();
@@ -67,7 +66,7 @@ fn a_start_that_is_asked_for_twice_at_once_is_answered_the_same_twice() {
 /// Scenario 2, attack A-17.
 #[test]
 fn a_daemon_that_keeps_stdout_does_not_hold_the_exec() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let daemon = "import os,time\nif os.fork()==0:\n os.setsid()\n if os.fork()==0:\n  \
                       while True: print('late', flush=True); time.sleep(0.05)\n os._exit(0)\nprint('main')";
@@ -87,7 +86,7 @@ fn a_daemon_that_keeps_stdout_does_not_hold_the_exec() {
 /// Scenario 3.
 #[test]
 fn ending_an_exec_ends_a_grandchild_that_holds_the_pipe() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let exec = start(&sandbox, &script("(setsid sleep 600 &) ; sleep 600 & wait")).await.unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -103,7 +102,7 @@ fn ending_an_exec_ends_a_grandchild_that_holds_the_pipe() {
 /// Scenario 4.
 #[test]
 fn closed_pipes_do_not_end_an_exec() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let began = Instant::now();
         let done = sh(&sandbox, "exec >&- 2>&-; sleep 1; exit 7").await;
@@ -115,7 +114,7 @@ fn closed_pipes_do_not_end_an_exec() {
 /// Scenario 5.
 #[test]
 fn a_full_stderr_does_not_block_stdout() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let done = sh(&sandbox, "head -c 1048576 /dev/zero >&2; echo done").await;
         assert_eq!((done.stderr.len(), text(&done).as_str()), (1 << 20, "done\n"));
@@ -125,7 +124,7 @@ fn a_full_stderr_does_not_block_stdout() {
 /// Scenario 6.
 #[test]
 fn a_process_that_ends_at_once_is_never_waited_for() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         for _ in 0..50 {
             let done = collect(&sandbox, &exec(&["/bin/true"])).await;
@@ -137,7 +136,7 @@ fn a_process_that_ends_at_once_is_never_waited_for() {
 /// Scenario 7, invariant 3.
 #[test]
 fn a_signal_is_never_taken_for_success() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         for (name, signal) in [("KILL", 9), ("SEGV", 11), ("ABRT", 6), ("SYS", 31), ("TERM", 15)] {
             let done = sh(&sandbox, &format!("kill -{name} $$")).await;
@@ -152,7 +151,7 @@ fn a_signal_is_never_taken_for_success() {
 /// Scenario 8.
 #[test]
 fn what_cannot_be_started_is_an_error_and_did_not_run() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let setup = "cd /workspace; echo hi >plain; printf '#!/no/such\\n' >bad; chmod +x bad; mkdir dir; \
                      head -c 100 /dev/urandom >junk; chmod +x junk; mkdir -m 0 closed";
@@ -180,7 +179,7 @@ fn what_cannot_be_started_is_an_error_and_did_not_run() {
 /// Scenario 9.
 #[test]
 fn stdin_is_empty_unless_asked_for_and_ends_after_its_last_byte() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let began = Instant::now();
         let done = collect(&sandbox, &exec(&["cat"])).await;
@@ -235,7 +234,7 @@ fn ten_thousand_orphans_leave_no_zombie() {
 /// Scenario 19.
 #[test]
 fn long_command_lines_work_or_are_refused_by_name() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let words = vec!["x".repeat(1000); 300];
         let mut spec = exec(&["/bin/bash", "-c", "echo $#; echo ${#BIG0} ${#BIG1}", "name"]);
@@ -256,7 +255,7 @@ fn long_command_lines_work_or_are_refused_by_name() {
 
 #[test]
 fn the_same_request_starts_one_exec_and_another_is_a_conflict() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let id: api::ExecId = "once".parse().unwrap();
         let spec = script("echo run >> /workspace/runs; cat /workspace/runs");
@@ -271,7 +270,7 @@ fn the_same_request_starts_one_exec_and_another_is_a_conflict() {
 
 #[test]
 fn signals_reach_all_processes_of_an_exec_and_no_others() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let other = start(&sandbox, &exec(&["sleep", "600"])).await.unwrap();
         let exec = start(&sandbox, &script("sleep 601 & sleep 602 & trap 'echo got; exit 5' INT; wait"))
@@ -289,7 +288,7 @@ fn signals_reach_all_processes_of_an_exec_and_no_others() {
 
 #[test]
 fn what_an_exec_leaves_behind_can_be_ended_with_it() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let spec =
             ExecSpec { background: Background::Kill, ..script("(setsid sleep 600 &); sleep 601 & echo ok") };
@@ -302,7 +301,7 @@ fn what_an_exec_leaves_behind_can_be_ended_with_it() {
 /// Scenario 57, requirements A2.03 and A2.04.
 #[test]
 fn every_exec_finds_a_usable_home() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let look = "id -un; id -u; pwd; echo $LANG $TZ $HOME; locale 2>/dev/null | head -1; date +%Z; \
                     touch ~/x /workspace/x /tmp/x && echo writable; touch /x /etc/x 2>/dev/null || echo sealed; \
@@ -344,7 +343,7 @@ fn nothing_inside_tells_of_the_host() {
     let words = |text: &str| -> std::collections::BTreeSet<String> {
         text.split_whitespace().filter(|word| word.len() >= 8).map(str::to_owned).collect()
     };
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         // The same command on the host, as its root, finds some.
         let control = "cat /proc/cmdline /proc/keys; dmesg 2>/dev/null | tail -200; cat /sys/class/dmi/id/* 2>/dev/null";
         let host = std::process::Command::new("sh").args(["-c", control]).output().unwrap();

@@ -18,18 +18,17 @@ use api::exec::{ExecSpec, LostCause, Outcome};
 use api::limits::{self, Limits};
 use api::{ErrorCode, Ran};
 use e2e::cutter::Cutter;
-use e2e::lab::{Lab, collect, exec, on, script, sh, start, text};
+use e2e::lab::{EVERYWHERE, Lab, collect, exec, on, script, sh, start, text};
 use node::Sandbox;
 use runtime::Runtime;
 use runtime::oci::{Dirs, Flavor, Oci};
 
-const BOTH: &[&str] = &["runc", "runsc"];
 const RUNC: &[&str] = &["runc"];
 
 /// Scenario 30, attack A-07: seen from the machine, not from inside.
 #[test]
 fn a_deadline_ends_the_whole_tree() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let tree = "(setsid sh -c 'sleep 600 & sleep 601' &); (sleep 602 &); trap '' TERM; sleep 603";
         let spec = ExecSpec { deadline_ms: Some(500), ..script(tree) };
@@ -46,7 +45,7 @@ fn a_deadline_ends_the_whole_tree() {
 /// Scenario 31, attack A-06.
 #[test]
 fn a_process_that_ignores_sigterm_is_killed_after_its_grace() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let ignore = "import signal,time\nfor s in (1,2,15): signal.signal(s, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)";
         let spec =
@@ -71,7 +70,7 @@ fn a_process_that_ignores_sigterm_is_killed_after_its_grace() {
 /// Scenario 32.
 #[test]
 fn a_deadline_is_a_time_or_absent_and_nothing_else() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         for (deadline_ms, code) in [
             (Some(0), ErrorCode::InvalidRequest),
@@ -91,7 +90,7 @@ fn a_deadline_is_a_time_or_absent_and_nothing_else() {
 /// Scenario 1, attack A-01: `kill -9` of the guest ends every stream with a typed outcome.
 #[test]
 fn the_death_of_process_1_ends_every_stream_within_two_seconds() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let execs = [
             start(&sandbox, &exec(&["sleep", "600"])).await,
@@ -111,19 +110,14 @@ fn the_death_of_process_1_ends_every_stream_within_two_seconds() {
 }
 
 fn kill_process_1(lab: &Lab, sandbox: &Sandbox) {
-    let record =
-        std::fs::read(lab.data().join("sandboxes").join(sandbox.id().as_str()).join("record.json")).unwrap();
-    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
-    let pid =
-        rustix::process::Pid::from_raw(i32::try_from(record["process"]["pid"].as_i64().unwrap()).unwrap())
-            .unwrap();
+    let pid = rustix::process::Pid::from_raw(lab.process_of(sandbox.id())).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
 /// The guest's dead-man timer: nobody has to be there to end a sandbox.
 #[test]
 fn a_sandbox_ends_by_itself_when_its_time_is_over() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox_with(Limits { ttl_ms: 2000, ..Limits::default() }).await;
         let done = collect(&sandbox, &exec(&["sleep", "600"])).await;
         let lost = |cause| Outcome::SandboxLost { cause };
@@ -134,7 +128,7 @@ fn a_sandbox_ends_by_itself_when_its_time_is_over() {
 /// Invariant 4: execs and their output outlive the process that started them.
 #[test]
 fn a_new_process_takes_over_and_loses_nothing() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let first = lab.machine.runtime(lab.runtime.name()).unwrap();
         let sandbox = Sandbox::start(first, lab.id(), &lab.spec(Limits::default())).await.unwrap();
         let exec = start(&sandbox, &script("for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.1; done; exit 3"))
@@ -183,7 +177,7 @@ fn execs_started_on_breaking_connections_all_end_with_their_outcome() {
 /// Scenario 87: what a user can influence comes after the last restriction.
 #[test]
 fn preloads_and_start_up_files_run_with_nothing_more_than_any_exec() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let plant = "mkdir -p /workspace/p; echo 'import os; open(\"/workspace/seen\",\"w\").write(open(\"/proc/self/status\").read())' \
                      > /workspace/p/sitecustomize.py; printf 'grep -E \"^(Uid|CapEff|CapBnd|Seccomp):\" /proc/self/status > /workspace/bash\\n' > /workspace/rc";
@@ -213,7 +207,7 @@ fn preloads_and_start_up_files_run_with_nothing_more_than_any_exec() {
 /// Scenario 88: without a part of its isolation a sandbox does not start.
 #[test]
 fn a_missing_part_of_the_isolation_is_refused() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let missing = Flavor { binary: "/nonexistent/runtime".into(), ..Flavor::runc() };
         let runtime = Oci::new(missing, Dirs { data: lab.data().to_owned() })
             .map(|oci| Arc::new(oci) as Arc<dyn Runtime>);
@@ -265,7 +259,7 @@ const CRASHER: &str = "BELLJAR_CRASH_AT";
 /// Invariants 6 and 7: the calling process is killed after each step of a start, and the next command removes all.
 #[test]
 fn a_start_killed_at_any_step_is_removed_by_the_next_command() {
-    on(BOTH, async |lab| {
+    on(&["runc", "runsc"], async |lab| {
         for (number, step) in Oci::steps().iter().enumerate() {
             let id = format!("t{}nc{number}", std::process::id());
             let crashed = Command::new(std::env::current_exe().unwrap())
@@ -296,6 +290,7 @@ fn crash_here_when_told_to() {
     let guest = std::fs::read_dir(format!("{data}/guest")).unwrap().flatten().next().unwrap().path();
     let spec = runtime::Spec {
         layers: vec![e2e::layer::base()],
+        image: String::new(),
         limits: Limits::default(),
         profile: runtime::Profile::Run,
         guest,

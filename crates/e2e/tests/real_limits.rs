@@ -15,11 +15,10 @@ use std::time::{Duration, Instant};
 use api::exec::{ExecSpec, LostCause, Outcome};
 use api::limits::Limits;
 use api::{ErrorCode, Ran};
-use e2e::lab::{collect, exec, on, promised, script, sh, start, text};
+use e2e::lab::{EVERYWHERE, collect, exec, on, promised, script, sh, start, text};
 use node::Sandbox;
 use runtime::Tier;
 
-const BOTH: &[&str] = &["runc", "runsc"];
 const RUNC: &[&str] = &["runc"];
 const MIB: u64 = 1 << 20;
 
@@ -98,7 +97,7 @@ async fn assert_oom(sandbox: &Sandbox, tier: Tier, spec: &ExecSpec) {
 /// Scenarios 47 and 48, attack C-04, requirement A2.05.
 #[test]
 fn too_much_memory_is_oom_whoever_takes_it_and_however() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let tier = lab.runtime.tier();
         let python = |code: &str| exec(&["python3", "-c", code]);
         let cases = [
@@ -145,7 +144,7 @@ fn memory_in_files_is_charged_and_does_not_outlive_its_oom() {
 /// Attacks C-08 and C-09, requirement A2.10: the disk and its inodes are the limit, and output is still kept.
 #[test]
 fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let limits = Limits { disk_bytes: 96 * MIB, disk_inodes: 1000, ..Limits::default() };
         let sandbox = lab.sandbox_with(limits).await;
         let fill = sh(&sandbox, "cat /dev/zero > /workspace/big; stat -c %s /workspace/big").await;
@@ -157,14 +156,20 @@ fn a_full_disk_is_enospc_inside_and_output_is_still_kept() {
         assert_eq!(done.end.stdout_bytes, 3_000_000);
         // gVisor writes as a user of its own, for whom nothing is reserved: there the count is all we promise.
         assert!(done.end.stdout_dropped == 0 || lab.runtime.tier() == Tier::UserKernel);
+        if lab.runtime.name() == "podman" {
+            // It says itself that it does not count files.
+            assert!(lab.runtime.lacks().await.unwrap().iter().any(|lack| lack.starts_with("disk_inodes")));
+            return;
+        }
         let inodes = sh(
             &sandbox,
             "rm /workspace/big; cd /workspace; i=0; while : > f$i; do i=$((i+1)); done; echo $i",
         )
         .await;
         let made: u64 = text(&inodes).trim().parse().unwrap();
-        // ext4 rounds up to what fills a block of its table.
-        assert!((900..=1024).contains(&made), "{made}");
+        // ext4 rounds up to what fills a block of its table; where an engine runs it, a quarter is the home directory's.
+        let least = if lab.runtime.takes_images() { 700 } else { 900 };
+        assert!((least..=1024).contains(&made), "{made}");
     });
 }
 
@@ -189,7 +194,7 @@ fn processor_time_is_capped() {
 /// Invariant 8, scenario 88: what cannot be enforced is refused at create, by name.
 #[test]
 fn a_limit_out_of_range_is_refused_by_name_and_nothing_starts() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         for limits in [
             Limits { memory_bytes: 1, ..Limits::default() },
             Limits { memory_bytes: u64::MAX, ..Limits::default() },

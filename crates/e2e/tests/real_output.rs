@@ -17,10 +17,8 @@ use std::time::{Duration, Instant};
 use api::exec::{ExecSpec, Outcome, OutputMode, Stream};
 use api::limits::{self, Limits};
 use e2e::cutter::Cutter;
-use e2e::lab::{collect, exec, on, script, sh, start, text};
+use e2e::lab::{EVERYWHERE, collect, exec, on, script, sh, start, text};
 use node::{Event, Sandbox};
-
-const BOTH: &[&str] = &["runc", "runsc"];
 
 /// A block whose length no buffer divides, so that a byte lost, doubled or moved shows as a wrong one.
 const BLOCK_BYTES: u64 = 1_000_003;
@@ -46,23 +44,15 @@ fn resident(pid: &str) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024
 }
 
-/// The guest of a sandbox, as the machine sees it (the user-space kernel that runs it, on gVisor).
-fn guest_pid(lab: &e2e::Lab, sandbox: &Sandbox) -> String {
-    let record =
-        std::fs::read(lab.data().join("sandboxes").join(sandbox.id().as_str()).join("record.json")).unwrap();
-    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
-    record["process"]["pid"].to_string()
-}
-
 /// Scenario 20, the promise on large output: head, tail and dropped count exact, memory flat, fast.
 #[test]
 fn ten_gigabytes_are_kept_as_head_and_tail_with_flat_memory() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let total: u64 = if lab.runtime.name() == "runc" { 10_000_000_000 } else { 1_000_000_000 };
         let sandbox = lab.sandbox().await;
         // The first exec fills pools and buffers that stay.
         collect(&sandbox, &numbered(50_000_000)).await;
-        let guest = guest_pid(lab, &sandbox);
+        let guest = lab.process_of(sandbox.id()).to_string();
         let (node_before, guest_before) = (resident("self"), resident(&guest));
         let began = Instant::now();
         let mut exec = start(&sandbox, &numbered(total)).await.unwrap();
@@ -143,7 +133,7 @@ fn merged(events: &[Event]) -> Vec<(u64, u64)> {
 /// Scenarios 20 and 28: in mode `block` each byte comes once, whatever happens to the channel.
 #[test]
 fn each_byte_comes_once_though_the_channel_is_cut_fifty_times() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let total: u64 = if lab.runtime.name() == "runc" { 2_000_000_000 } else { 200_000_000 };
         let cutter = Arc::new(Cutter::new(Arc::clone(&lab.runtime)));
         let sandbox = Sandbox::start(cutter.clone(), lab.id(), &lab.spec(Limits::default())).await.unwrap();
@@ -176,7 +166,7 @@ fn each_byte_comes_once_though_the_channel_is_cut_fifty_times() {
 /// Mode `block`: the process waits for a reader and loses nothing.
 #[test]
 fn a_blocked_process_waits_for_its_reader() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let spec = ExecSpec { output: OutputMode::Block, output_bytes: Some(100_000), ..numbered(8_000_000) };
         let exec = start(&sandbox, &spec).await.unwrap();
@@ -192,7 +182,7 @@ fn a_blocked_process_waits_for_its_reader() {
 /// Mode `kill`, attack O-01.
 #[test]
 fn a_flood_in_mode_kill_ends_with_output_limit() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let spec = ExecSpec { output: OutputMode::Kill, output_bytes: Some(1_000_000), ..exec(&["yes"]) };
         let done = collect(&sandbox, &spec).await;
@@ -203,7 +193,7 @@ fn a_flood_in_mode_kill_ends_with_output_limit() {
 /// Scenario 21.
 #[test]
 fn one_line_of_500_megabytes_is_only_bytes() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let size: u64 = if lab.runtime.name() == "runc" { 500_000_000 } else { 50_000_000 };
         let spec = ExecSpec {
@@ -219,7 +209,7 @@ fn one_line_of_500_megabytes_is_only_bytes() {
 /// Scenario 22.
 #[test]
 fn characters_survive_every_way_of_cutting_them() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let done = collect(&sandbox, &exec(&["python3", "-c", "print('☕'*100000, end='')"])).await;
         assert_eq!(text(&done), "☕".repeat(100_000));
@@ -231,7 +221,7 @@ fn characters_survive_every_way_of_cutting_them() {
 /// Scenario 23.
 #[test]
 fn any_bytes_are_preserved() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let wild = "import os\nos.write(1, bytes(range(256))*40 + b'\\xed\\xa0\\x80\\r50%\\r\\x1b[2J\\0')";
         let done = collect(&sandbox, &exec(&["python3", "-c", wild])).await;
@@ -244,7 +234,7 @@ fn any_bytes_are_preserved() {
 /// Scenario 24.
 #[test]
 fn both_streams_are_complete_at_the_end_and_each_in_order() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let done = sh(&sandbox, "for i in $(seq 1 5000); do echo o$i; echo e$i >&2; done").await;
         let lines = |prefix: &str| (1..=5000).map(|i| format!("{prefix}{i}\n")).collect::<String>();
@@ -256,7 +246,7 @@ fn both_streams_are_complete_at_the_end_and_each_in_order() {
 /// Scenario 25: what a process writes cannot forge its outcome.
 #[test]
 fn output_that_imitates_our_frames_forges_nothing() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let end = br#"{"outcome":{"kind":"exited","code":0},"stdout_bytes":0,"stdout_dropped":0,"stderr_bytes":0,"stderr_dropped":0,"duration_us":1,"left_running":0}"#;
         let frame = api::frame::Header::End { length: u32::try_from(end.len()).unwrap() }.encode();
@@ -270,7 +260,7 @@ fn output_that_imitates_our_frames_forges_nothing() {
 /// Scenario 26.
 #[test]
 fn what_was_printed_before_a_timeout_is_returned_with_it() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let spec = ExecSpec { deadline_ms: Some(1500), ..script("seq 1 500; sleep 600") };
         let done = collect(&sandbox, &spec).await;
@@ -282,7 +272,7 @@ fn what_was_printed_before_a_timeout_is_returned_with_it() {
 /// Scenario 28, invariant 4: a reader comes back at any offset, also after the end.
 #[test]
 fn a_reader_comes_back_at_an_offset() {
-    on(BOTH, async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let exec = start(&sandbox, &script("echo one; sleep 0.3; echo two; echo three >&2")).await.unwrap();
         let id = exec.id().clone();

@@ -16,7 +16,7 @@ use api::exec::{ExecSpec, Outcome, Stream};
 use api::limits::TERMINALS_MAX;
 use api::terminal::TerminalSize;
 use bytes::Bytes;
-use e2e::lab::{promised, script, sh, start, text};
+use e2e::lab::{EVERYWHERE, promised, script, sh, start, text};
 use e2e::on;
 use node::{Event, Exec};
 
@@ -46,7 +46,7 @@ async fn until(exec: &mut Exec, seen: &mut String, wanted: &str) {
 
 #[test]
 fn a_program_on_a_terminal_sees_one_of_its_own_in_its_size() {
-    on(&["runc", "runsc"], async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         // gVisor's /dev/tty cannot be opened; the terminal itself can, by its name.
         let is_gvisor = lab.runtime.name() == "runsc";
@@ -77,7 +77,7 @@ fn a_program_on_a_terminal_sees_one_of_its_own_in_its_size() {
 
 #[test]
 fn keys_sizes_and_the_end_of_a_terminal_do_what_they_do_everywhere() {
-    on(&["runc", "runsc"], async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let text = "trap 'echo size $(stty size)' WINCH; trap 'echo interrupted' INT; echo ready; \
                     while ! [ -e /workspace/go ]; do sleep 0.1; done; echo waiting; \
@@ -116,7 +116,7 @@ fn keys_sizes_and_the_end_of_a_terminal_do_what_they_do_everywhere() {
 
 #[test]
 fn an_exec_on_a_terminal_ends_with_its_process_whoever_holds_the_terminal() {
-    on(&["runc", "runsc"], async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         // One child is in the background as shells do it, one is deaf to the hang-up.
         let left = "sleep 600 & (trap '' HUP; exec sleep 601) & sleep 0.2; echo done";
@@ -142,7 +142,7 @@ fn an_exec_on_a_terminal_ends_with_its_process_whoever_holds_the_terminal() {
 
 #[test]
 fn a_sandbox_has_so_many_terminals_and_gives_each_back() {
-    on(&["runc", "runsc"], async |lab| {
+    on(EVERYWHERE, async |lab| {
         let sandbox = lab.sandbox().await;
         let sleeper = on_terminal(e2e::lab::exec(&["sleep", "600"]));
         for round in 0..2 {

@@ -1,4 +1,4 @@
-//! One connection to the node: the greeting and the descriptors that come with it.
+//! One connection to the node: the greeting and the descriptors that come with it, if any do.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -36,7 +36,11 @@ pub struct Descriptors {
 
 /// Dials the node and exchanges greetings.
 pub async fn dial() -> io::Result<Connection> {
-    let mut stream = UnixStream::connect(SOCKET).await?;
+    greet(UnixStream::connect(SOCKET).await?).await
+}
+
+/// Exchanges greetings.
+pub async fn greet(mut stream: UnixStream) -> io::Result<Connection> {
     let mine = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false };
     stream.write_all(&mine.encode()).await?;
     let descriptors = tokio::time::timeout(GREETING_WITHIN, greeting(&stream)).await??;

@@ -1,8 +1,9 @@
-//! Process 1: reaps, dials the node and redials, ends by its dead-man timer.
+//! Process 1: reaps, meets the node again and again, ends by its dead-man timer.
 //!
 //! ```text
 //! dial ──ok──▶ serve ──connection gone──▶ dial again, more slowly each time
 //!   └─failed──▶ wait, dial again                      time to live over, or SIGTERM ──▶ end
+//! (or listen, where an engine runs the sandbox: see [`crate::meet`])
 //! ```
 //!
 //! The end of this process is the end of the sandbox: the kernel kills whatever else is in its namespace.
@@ -16,8 +17,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 
 use crate::launch::Purpose;
+use crate::meet::Meeting;
 use crate::table::Table;
-use crate::{dial, egress, serve, spare, sweep};
+use crate::{egress, serve, spare, sweep};
 
 /// The first wait after a failed dial. A restarted node listens within milliseconds.
 const REDIAL_FIRST: Duration = Duration::from_millis(5);
@@ -25,7 +27,7 @@ const REDIAL_FIRST: Duration = Duration::from_millis(5);
 const REDIAL_LAST: Duration = Duration::from_millis(500);
 
 /// Runs until the time to live is over or somebody asks for the end.
-pub fn run(ttl: Duration, purpose: Purpose) -> ExitCode {
+pub fn run(ttl: Duration, purpose: Purpose, listens: bool) -> ExitCode {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return ExitCode::from(3);
     };
@@ -33,7 +35,9 @@ pub fn run(ttl: Duration, purpose: Purpose) -> ExitCode {
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     spare::make_ahead();
     LocalSet::new().block_on(&runtime, async move {
-        let table = Rc::new(Table::new(purpose));
+        let meeting = if listens { Meeting::listen() } else { Ok(Meeting::Dial) };
+        let Ok(meeting) = meeting else { return ExitCode::from(3) };
+        let table = Rc::new(Table::new(purpose, listens));
         let (Ok(children), Ok(mut terminate)) =
             (signal(SignalKind::child()), signal(SignalKind::terminate()))
         else {
@@ -41,7 +45,7 @@ pub fn run(ttl: Duration, purpose: Purpose) -> ExitCode {
         };
         tokio::task::spawn_local(reap(children, Rc::clone(&table)));
         let way_out = Rc::new(egress::listen().await);
-        tokio::task::spawn_local(attend(Rc::clone(&table), way_out));
+        tokio::task::spawn_local(attend(meeting, Rc::clone(&table), way_out));
         tokio::select! {
             () = tokio::time::sleep(ttl) => ExitCode::from(api::exec::GUEST_EXPIRED),
             _ = terminate.recv() => {
@@ -62,10 +66,10 @@ async fn reap(mut children: tokio::signal::unix::Signal, table: Rc<Table>) {
 }
 
 /// Serves one connection after the other, for ever.
-async fn attend(table: Rc<Table>, way_out: Rc<Option<tokio::net::TcpListener>>) {
+async fn attend(meeting: Meeting, table: Rc<Table>, way_out: Rc<Option<tokio::net::TcpListener>>) {
     let mut pause = REDIAL_FIRST;
     loop {
-        if let Ok(connection) = dial::dial().await {
+        if let Ok(connection) = meeting.next().await {
             table.attend(connection.descriptors);
             serve::serve(connection.stream, Rc::clone(&table), Rc::clone(&way_out)).await;
             pause = REDIAL_FIRST;

@@ -367,6 +367,7 @@ impl Descent {
             // SAFETY: one byte of static memory is written to a descriptor that is open.
             done(unsafe { libc::write(*cgroup, b"0".as_ptr().cast(), 1) } as libc::c_int)?;
         }
+        be_first_to_go();
         // SAFETY: no pointers.
         done(unsafe { libc::setsid() })?;
         if self.terminal {
@@ -392,6 +393,20 @@ impl Descent {
         unsafe { libc::umask(0o022) };
         // SAFETY: a NUL-terminated string made before the fork. As the user, so that its rights decide.
         done(unsafe { libc::chdir(self.directory.as_ptr()) })
+    }
+}
+
+/// Whoever runs out of memory, the machine or a sandbox whose process 1 shares its limit, takes user code first. Code can undo it for
+/// itself, which is its own sandbox's loss. Where it cannot be set there is nobody to compare with.
+fn be_first_to_go() {
+    // SAFETY: a NUL-terminated string, and no third argument is read with these flags.
+    let file = unsafe { libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) };
+    if file >= 0 {
+        // SAFETY: four bytes of static memory are written to a descriptor that is open, and closed once.
+        unsafe {
+            libc::write(file, b"1000".as_ptr().cast(), 4);
+            libc::close(file);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`init`] | process 1: reaps, dials the node and redials, ends by its dead-man timer |
 //! | [`dial`] | one connection: the greeting and the descriptors that come with it |
+//! | [`meet`] | the same where an engine runs the sandbox: process 1 listens, and who is brought in by the engine calls |
 //! | [`serve`] | the routes of the channel, and nothing else |
 //! | [`table`] | the execs there are; it owns them, requests attach and leave |
 //! | [`exec`] | one exec from its start to its outcome |
@@ -46,6 +47,7 @@ mod files;
 mod init;
 mod launch;
 mod layer;
+mod meet;
 mod memory;
 mod output;
 mod parent;
@@ -76,18 +78,24 @@ fn main() -> ExitCode {
                 _ => None,
             };
             let purpose = match arguments.next().as_deref() {
-                None => Some(launch::Purpose::Run),
-                Some("--build") => Some(launch::Purpose::Build),
+                None => Some((launch::Purpose::Run, false)),
+                Some("--build") => Some((launch::Purpose::Build, false)),
+                Some("--listen") => Some((launch::Purpose::Run, true)),
                 Some(_) => None,
             };
             // Empty means deny: without a time to live there is no sandbox.
             match ttl_ms.zip(purpose) {
-                Some((ms, purpose)) => init::run(Duration::from_millis(ms), purpose),
+                Some((ms, (purpose, listens))) => init::run(Duration::from_millis(ms), purpose, listens),
                 None => ExitCode::from(2),
             }
         }
         Some("files") => files::worker::run(),
-        Some("posture") => posture::print(),
+        Some("connect") => meet::connect(),
+        Some("posture") => match arguments.next().as_deref() {
+            None => posture::print(),
+            Some("first") => meet::print_first(),
+            Some(_) => ExitCode::from(2),
+        },
         Some("empty") => memory::empty(),
         _ => ExitCode::from(2),
     }

@@ -3,7 +3,8 @@
 //! The kernel counts memory kills for the cgroup of user code; the node hands us a descriptor of that count. On
 //! cgroup version 2 the kernel ends all of user code at once. Version 1 kills one process and leaves a half-dead
 //! tree, so there we are told by an event and end the rest ourselves. Under gVisor neither exists: an overrun ends
-//! the sandbox, and the node says so.
+//! the sandbox, and the node says so. Where an engine runs the sandbox, nothing is handed over: process 1 is in the same cgroup as
+//! user code, reads the count from inside, and looks at it again and again.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -38,6 +39,11 @@ const KILL_LOOK_EVERY: Duration = Duration::from_millis(2);
 const SETTLE_LOOKS: u32 = 20;
 const SETTLE_LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// Where the count is read from inside: on version 2, and on version 1.
+const OWN_COUNTS: [&str; 2] = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"];
+/// Between two looks at it. What a kill leaves half-dead goes on for so long.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
 /// The count of memory kills, as far as this tier has one.
 #[derive(Default)]
 pub struct Kills {
@@ -61,6 +67,32 @@ impl Kills {
             && !self.watching.replace(true)
         {
             tokio::task::spawn_local(Rc::clone(self).watch(event));
+        }
+    }
+
+    /// Reads the count from inside, and looks at it from now on.
+    pub fn look_ourselves(self: &Rc<Self>) {
+        let Some(count) = OWN_COUNTS.iter().find_map(|path| std::fs::File::open(path).ok()) else { return };
+        self.count.replace(Some(count.into()));
+        self.watching.set(true);
+        let kills = Rc::clone(self);
+        tokio::task::spawn_local(async move {
+            kills.tidied.set(kills.count());
+            loop {
+                tokio::time::sleep(LOOK_EVERY).await;
+                kills.strike(kills.count()).await;
+            }
+        });
+    }
+
+    /// Ends the rest of user code and tidies, if there were so many kills and not all of them are tidied after.
+    async fn strike(&self, count: u64) {
+        if count > self.tidied.get() {
+            self.struck.notify_waiters();
+            sweep::kill(Whom::Everybody).await;
+            empty_shared_memory().await;
+            self.tidied.set(count);
+            self.settled.notify_waiters();
         }
     }
 
@@ -112,11 +144,7 @@ impl Kills {
             ready.clear_ready();
             drop(ready);
             if let Some(now) = self.more_than(self.tidied.get()).await {
-                self.struck.notify_waiters();
-                sweep::kill(Whom::Everybody).await;
-                empty_shared_memory().await;
-                self.tidied.set(now);
-                self.settled.notify_waiters();
+                self.strike(now).await;
             }
         }
         self.watching.set(false);

@@ -11,6 +11,22 @@ const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "ut
 
 /// Prints the posture of this process as JSON.
 pub fn print() -> ExitCode {
+    match own() {
+        Ok(text) => write(text.as_bytes()),
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Writes it where it is expected, whole.
+pub fn write(text: &[u8]) -> ExitCode {
+    match rustix::io::write(rustix::stdio::stdout(), text) {
+        Ok(written) if written == text.len() => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+/// The posture of this process as JSON.
+pub fn own() -> std::io::Result<String> {
     // The list of descriptors comes first: reading anything else opens one.
     let descriptors = descriptors();
     let read = |name: &str| std::fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
@@ -25,11 +41,7 @@ pub fn print() -> ExitCode {
             Some((kind.to_owned(), link.to_string_lossy().into_owned()))
         })
         .collect();
-    let Ok(text) = serde_json::to_string(&posture) else { return ExitCode::FAILURE };
-    match rustix::io::write(rustix::stdio::stdout(), text.as_bytes()) {
-        Ok(written) if written == text.len() => ExitCode::SUCCESS,
-        _ => ExitCode::FAILURE,
-    }
+    Ok(serde_json::to_string(&posture)?)
 }
 
 fn descriptors() -> BTreeMap<u32, String> {

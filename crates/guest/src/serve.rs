@@ -52,6 +52,10 @@ use crate::trust;
 /// A node that does not answer pings for this long is gone; the guest dials the next one.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(10);
+/// The same where an engine is between: it may hold a connection open of which the other end is gone, and until that is found out
+/// nobody else is served. Shorter than the time that a request waits for a connection.
+const ENGINE_PING_EVERY: Duration = Duration::from_secs(2);
+const ENGINE_PING_WITHIN: Duration = Duration::from_secs(4);
 /// Requests in flight on one connection: every exec of a full table attached, with room for what is said besides.
 const STREAMS_MAX: u32 = 4096;
 /// What a slow reader may leave unread inside the guest.
@@ -83,11 +87,15 @@ impl<F: Future + 'static> hyper::rt::Executor<F> for Local {
 
 /// Serves until the connection ends.
 pub async fn serve(stream: UnixStream, table: Rc<Table>, way_out: Rc<Option<TcpListener>>) {
+    let (every, within) = match table.in_engine() {
+        true => (ENGINE_PING_EVERY, ENGINE_PING_WITHIN),
+        false => (PING_EVERY, PING_WITHIN),
+    };
     let service = service_fn(move |request| answer(request, Rc::clone(&table), Rc::clone(&way_out)));
     let _ = hyper::server::conn::http2::Builder::new(Local)
         .timer(TokioTimer::new())
-        .keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_WITHIN)
+        .keep_alive_interval(every)
+        .keep_alive_timeout(within)
         .max_concurrent_streams(STREAMS_MAX)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)

@@ -115,9 +115,16 @@ fn processes() -> impl Iterator<Item = (Pid, Seen)> {
         .filter(|pid| *pid != 1)
         .filter_map(|pid| {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-            let seen = look(&status);
+            // What an engine has put in here is the node's way in, and not ours to end.
+            let seen = Some(look(&status)).filter(|_| !is_from_outside(&status))?;
             Some((Pid::from_raw(pid)?, seen)).filter(|(_, seen)| !seen.zombie)
         })
+}
+
+/// Whether a process was put into this sandbox from outside, by what `/proc/<pid>/status` says: its parent is in no namespace
+/// that can be seen from here. Whatever is started inside, and left by its parent, has process 1 for one.
+pub fn is_from_outside(status: &str) -> bool {
+    status.lines().find_map(|line| line.strip_prefix("PPid:")).is_some_and(|parent| parent.trim() == "0")
 }
 
 fn look(status: &str) -> Seen {
@@ -140,6 +147,13 @@ fn look(status: &str) -> Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_an_engine_put_in_is_told_from_what_was_started_inside() {
+        assert!(is_from_outside("Pid:\t7\nPPid:\t0\n"));
+        assert!(!is_from_outside("Pid:\t7\nPPid:\t1\n"));
+        assert!(!is_from_outside("Pid:\t7\n"));
+    }
 
     #[test]
     fn a_zombie_is_never_taken_for_running() {

@@ -37,6 +37,8 @@ pub struct Table {
     /// What runs of Python are forked from.
     pub parent: Parent,
     purpose: Purpose,
+    /// Whether an engine runs the sandbox: then process 1 shares the cgroup of user code.
+    in_engine: bool,
     cgroups: RefCell<Vec<OwnedFd>>,
     kills: Rc<Kills>,
     next_group: Cell<u32>,
@@ -60,16 +62,21 @@ pub struct Assistant {
 
 impl Table {
     /// An empty table of a sandbox that is for this.
-    pub fn new(purpose: Purpose) -> Self {
+    pub fn new(purpose: Purpose, in_engine: bool) -> Self {
+        let kills: Rc<Kills> = Rc::default();
+        if in_engine {
+            kills.look_ourselves();
+        }
         Self {
             purpose,
+            in_engine,
             execs: RefCell::default(),
             order: RefCell::default(),
             processes: RefCell::default(),
             contexts: Contexts::default(),
             parent: Parent::default(),
             cgroups: RefCell::default(),
-            kills: Rc::default(),
+            kills,
             next_group: Cell::new(*limits::EXEC_GROUPS.start()),
             groups_reused: Cell::new(false),
             assistants: Rc::default(),
@@ -82,9 +89,14 @@ impl Table {
         self.kills.attend(descriptors.oom_count, descriptors.oom_event);
     }
 
-    /// Whether a kernel in user space runs this: there is no cgroup to enter then.
+    /// Whether an engine runs the sandbox.
+    pub fn in_engine(&self) -> bool {
+        self.in_engine
+    }
+
+    /// Whether a kernel in user space runs this: there is no cgroup to enter then, though no engine is in the way.
     pub fn in_user_kernel(&self) -> bool {
-        self.cgroups.borrow().is_empty()
+        self.cgroups.borrow().is_empty() && !self.in_engine
     }
 
     /// Starts an exec, or finds the one that the same request has started before. Either waits for the one verdict on
@@ -324,7 +336,7 @@ mod tests {
     /// On one thread, as the guest runs; its children are reaped afterwards.
     fn with_table(test: impl AsyncFn(&Rc<Table>)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let table = Rc::new(Table::new(Purpose::Run));
+        let table = Rc::new(Table::new(Purpose::Run, false));
         LocalSet::new().block_on(&runtime, test(&table));
         for pid in table.processes.borrow().keys() {
             waitpid(Some(*pid), WaitOptions::empty()).unwrap();

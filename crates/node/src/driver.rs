@@ -107,8 +107,7 @@ impl Driver {
         let mut started = tokio::spawn(async move {
             let turn = tokio::time::timeout(TURN_WITHIN, shared.turns.acquire()).await;
             let turn = turn.map_err(|_| Error::Deadline { what: "a turn to start", after: TURN_WITHIN })?;
-            let (spec, runtime) = shared.order(&entry)?;
-            let sandbox = Sandbox::start(runtime, entry.id().clone(), &spec).await?;
+            let (sandbox, spec) = shared.start(&entry).await?;
             // What takes longer than a start does not keep others from theirs.
             drop(turn);
             let disk = spec.limits.disk_bytes;
@@ -136,12 +135,12 @@ impl Driver {
             Ok(Err(error)) => error,
             Err(source) => Error::System { act: "start a sandbox".into(), source: source.into() },
         };
-        let mut told = error.to_api();
-        if told.code == api::ErrorCode::Platform {
+        let told = error.to_api();
+        if [api::ErrorCode::Platform, api::ErrorCode::TierUnavailable].contains(&told.code) {
             tracing::error!(sandbox = %self.entry.id(), error = told.message, "could not be started");
-            told = crate::error::discreet(told, &format!("start sandbox {}", self.entry.id()));
         }
-        self.entry.failed(told);
+        let act = format!("start sandbox {}", self.entry.id());
+        self.entry.failed(crate::error::discreet_start(&error, &act));
         (next(phase, Happening::StartFailed).0, None)
     }
 

@@ -178,6 +178,14 @@ impl Entry {
         if full { Err(too_many_public()) } else { Ok(()) }
     }
 
+    /// It is made with another backend than was chosen at first.
+    pub fn moved_to(&self, runtime: &dyn runtime::Runtime) {
+        self.record.send_modify(|record| {
+            record.runtime = runtime.name().to_owned();
+            record.sandbox.limits = runtime.within(record.sandbox.limits);
+        });
+    }
+
     /// Takes back a change of who may reach its ports.
     pub fn reset_ports(&self, before: Ports) {
         self.record.send_modify(|record| record.ports = before);

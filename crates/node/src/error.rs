@@ -106,6 +106,20 @@ pub fn discreet(error: api::Error, act: &str) -> api::Error {
     }
 }
 
+/// Likewise, for a start that failed: which backend is not there may be known, and where it should be may not.
+pub fn discreet_start(error: &Error, act: &str) -> api::Error {
+    let told = error.to_api();
+    match error {
+        Error::Runtime(runtime::Error::Unavailable { what, fix, .. }) => api::Error {
+            message: format!("{what}, so the machine could not {act}; its log says more"),
+            fix: format!("Ask again later. For whoever runs the machine: {fix}"),
+            ..told
+        },
+        _ if told.code == ErrorCode::Platform => discreet(told, act),
+        _ => told,
+    }
+}
+
 /// The message and its causes on one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -120,6 +134,9 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 
 fn isolation(error: &runtime::Error) -> api::Error {
     let (code, layer, ran, retry, fix) = match error {
+        runtime::Error::Unavailable { fix, .. } => {
+            (ErrorCode::TierUnavailable, Layer::Platform, Ran::No, Retry::Safe, fix.as_str())
+        }
         runtime::Error::Exists(_) => {
             (ErrorCode::Conflict, Layer::UserCode, Ran::No, Retry::Useless, "Choose another id.")
         }

@@ -208,6 +208,9 @@ impl Exec {
                         .usage(&self.home.id)
                         .await
                         .map_or(0, |usage| usage.memory_peak_bytes);
+                    // An engine may not say the most that was ever used; that it was all is what happened.
+                    let all = self.home.runtime.takes_images().then_some(self.home.memory_bytes);
+                    let peak_bytes = peak_bytes.max(all.unwrap_or(0));
                     end.memory = Some(MemoryReport { limit_bytes: self.home.memory_bytes, peak_bytes });
                 }
                 Ok(Some(Event::End(end)))

@@ -5,6 +5,7 @@
 //! | [`live`] | all sandboxes of this machine: admitted, found, stopped, taken over from a server that is gone |
 //! | `recovery` | what a server finds when it starts, and what it does about it |
 //! | [`lifecycle`] | the life of one sandbox, as a pure function |
+//! | `order` | what a runtime is to make of a sandbox, and which runtime |
 //! | `driver`, `entry` | one task for each sandbox, and what everybody else sees of it |
 //! | [`journal`] | what this machine was asked to keep, written before it is made |
 //! | [`admission`] | whether there is room for one more |
@@ -22,6 +23,7 @@
 //! | `objects` | bytes that are kept by their key |
 //! | [`template`] | what sandboxes are made from: imported, built, kept, tidied |
 //! | [`guest`] | the guest's executable, carried inside this one |
+//! | [`backend`] | which way of isolating is used, why, and why not the others |
 //! | [`machine`] | this machine: where things are kept, which runtimes there are, tidying after the dead |
 //! | [`error`] | why something failed, and how that is said outside |
 //!
@@ -32,6 +34,7 @@
 
 pub mod admission;
 pub mod artifacts;
+pub mod backend;
 pub mod clock;
 pub mod code;
 pub mod datasets;
@@ -48,6 +51,7 @@ pub mod link;
 pub mod live;
 pub mod machine;
 mod objects;
+mod order;
 pub mod port;
 pub mod ready;
 mod recovery;

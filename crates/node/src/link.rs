@@ -307,7 +307,10 @@ async fn mourn(
     let cause = match exit {
         _ if wanted.is_some() => wanted.unwrap_or(LostCause::Stopped),
         Exit::Exited(code) if code == i32::from(GUEST_EXPIRED) => LostCause::Expired,
-        _ if struck && runtime.tier() == runtime::Tier::UserKernel => LostCause::Oom,
+        // Where process 1 shares the limit of memory, using it up can end it.
+        _ if struck && (runtime.tier() == runtime::Tier::UserKernel || runtime.takes_images()) => {
+            LostCause::Oom
+        }
         Exit::Exited(_) | Exit::Signaled(_) | Exit::Unknown => LostCause::Died,
     };
     state.send_replace(State::Ended(cause));

@@ -16,6 +16,7 @@ use tokio::sync::{Semaphore, broadcast, mpsc};
 
 use crate::admission::{self, Bounds, Room};
 use crate::artifacts::Keeper;
+use crate::backend::Choice;
 use crate::clock;
 use crate::datasets::{Datasets, Placed};
 use crate::driver::{Beginning, Driver, Word};
@@ -67,10 +68,10 @@ pub(crate) struct Shared {
     pub keeper: Keeper,
     /// What projects keep for sandboxes.
     pub datasets: Datasets,
-    data: PathBuf,
-    guest: PathBuf,
-    /// The weakest wall first.
-    pub runtimes: Vec<Arc<dyn Runtime>>,
+    pub data: PathBuf,
+    pub guest: PathBuf,
+    /// What isolates here.
+    pub choice: Choice,
     bounds: Bounds,
     draining: AtomicBool,
     entries: Mutex<Entries>,
@@ -91,7 +92,7 @@ impl Node {
     /// Another server has it, or what is written down cannot be read.
     pub async fn open(
         machine: &Machine,
-        runtimes: Vec<Arc<dyn Runtime>>,
+        choice: impl Into<Choice>,
         bounds: Bounds,
         gate: Gate,
     ) -> Result<Self, Error> {
@@ -105,7 +106,7 @@ impl Node {
             datasets: Datasets::open(machine.data(), bounds.disk_reserve_bytes)?,
             data: machine.data().to_owned(),
             guest: machine.guest().to_owned(),
-            runtimes,
+            choice: choice.into(),
             bounds,
             draining: AtomicBool::new(false),
             entries: Mutex::default(),
@@ -275,7 +276,8 @@ impl Node {
             sandboxes_max: self.shared.bounds.sandboxes_max,
             memory_free_bytes: room.memory_free_bytes,
             disk_free_bytes: room.disk_free_bytes,
-            runtimes: self.shared.runtimes.iter().map(|one| one.name().to_owned()).collect(),
+            runtimes: self.shared.choice.runtimes.iter().map(|one| one.name().to_owned()).collect(),
+            backends: self.shared.choice.considered.clone(),
         }
     }
 
@@ -284,10 +286,14 @@ impl Node {
     /// # Errors
     /// What did not work.
     pub async fn probe(&self) -> Result<(), Error> {
-        let runtime = self.shared.runtimes.first().cloned().ok_or_else(no_runtime)?;
-        let layers = vec![template::empty(&self.shared.data).await?];
+        let runtime = self.shared.choice.at_least(runtime::Tier::Container)?;
+        let layers = match runtime.takes_images() {
+            true => Vec::new(),
+            false => vec![template::empty(&self.shared.data).await?],
+        };
         let limits = Limits { disk_bytes: Limits::MIN.disk_bytes, ttl_ms: 60_000, ..Limits::default() };
-        let spec = Spec { layers, limits, profile: Profile::Run, guest: self.shared.guest.clone() };
+        let (image, guest) = (runtime::engine::EMPTY.to_owned(), self.shared.guest.clone());
+        let spec = Spec { layers, image, limits, profile: Profile::Run, guest };
         let sandbox = Sandbox::start(runtime, machine::fresh_id()?, &spec).await?;
         sandbox.stop(Duration::ZERO).await
     }
@@ -339,13 +345,16 @@ impl Node {
         let shared = &self.shared;
         let request = &order.request;
         request.check().map_err(Error::Request)?;
-        let runtime = shared.at_least(request.tier)?.name().to_owned();
+        let runtime = shared.at_least(request.tier)?;
         let template = template::Store::new(&shared.data).load(&request.template)?;
         let policy = request.policy.clone().unwrap_or_else(|| template.policy.clone());
         if policy.open && !order.may_open {
             return Err(Error::Request(not_open(&order.project)));
         }
         let asked = Shown::asked(id.clone(), &order.project, request, &template.limits, clock::wall_ms());
+        // Who asks for more than can be held is refused by the start; who does not say gets what can be.
+        let limits = request.limits.over(runtime.within(asked.limits));
+        let asked = Shown { limits, ..asked };
         asked.limits.check().map_err(Error::Request)?;
         let mut entries = shared.entries();
         if let Some(entry) = entries.get(id) {
@@ -360,7 +369,7 @@ impl Node {
         let expires_boot_ms = clock::boot_ms() + asked.limits.ttl_ms;
         let record = Record {
             sandbox: Shown { policy, ..asked },
-            runtime,
+            runtime: runtime.name().to_owned(),
             layers: template.layers,
             env: template.env,
             cwd: template.cwd,
@@ -423,32 +432,12 @@ impl Shared {
         let _ = self.events.send(event);
     }
 
-    /// What the runtime is to make, and which one.
-    pub fn order(&self, entry: &Entry) -> Result<(Spec, Arc<dyn Runtime>), Error> {
-        let record = entry.record();
-        let layers = record.layers.iter().map(|key| template::layer_directory(&self.data, key)).collect();
-        let (limits, guest) = (record.sandbox.limits, self.guest.clone());
-        let spec = Spec { layers, limits, profile: Profile::Run, guest };
-        Ok((spec, self.runtime_of(entry)?))
-    }
-
-    /// The runtime that a sandbox is made with.
-    pub fn runtime_of(&self, entry: &Entry) -> Result<Arc<dyn Runtime>, Error> {
-        let name = entry.record().runtime;
-        let known = self.runtimes.iter().find(|one| one.name() == name);
-        known.cloned().ok_or_else(|| {
-            let why = format!("{name}, with which it was made, is not installed any more; install it");
-            Error::Runtime(runtime::Error::Unsupported { what: "the end of a sandbox", why })
-        })
-    }
-
     /// The first runtime whose wall is at least as strong. Never a weaker one.
-    fn at_least(&self, tier: Tier) -> Result<&Arc<dyn Runtime>, Error> {
-        let wanted = match tier {
+    fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
+        self.choice.at_least(match tier {
             Tier::Container => runtime::Tier::Container,
             Tier::UserKernel => runtime::Tier::UserKernel,
-        };
-        self.runtimes.iter().find(|one| one.tier() >= wanted).ok_or_else(no_runtime)
+        })
     }
 
     fn room(&self, entries: &Entries) -> Room {
@@ -477,16 +466,4 @@ impl Shared {
 
 fn no_room(what: &'static str, why: String) -> Error {
     Error::Runtime(runtime::Error::Capacity { what, why })
-}
-
-fn no_runtime() -> Error {
-    Error::Request(api::Error {
-        code: api::ErrorCode::TierUnavailable,
-        message: "no runtime of this machine is as strong as was asked for".into(),
-        layer: api::Layer::Platform,
-        ran: api::Ran::No,
-        retry: api::Retry::Useless,
-        fix: "Install `runsc` (gVisor) on the machine and restart the server, or ask for a weaker tier."
-            .into(),
-    })
 }

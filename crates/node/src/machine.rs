@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::SandboxId;
+use runtime::engine::{Engine, Kind, Place};
 use runtime::oci::{Dirs, Flavor, Oci};
 use runtime::{Runtime, Tier};
 
@@ -27,7 +28,10 @@ impl Machine {
         let failed = |source| Error::System { act: format!("write to {}", data.display()), source };
         let guest = guest::install(data).and_then(|guest| guest.canonicalize()).map_err(failed)?;
         let data = data.canonicalize().map_err(failed)?;
-        walkable(&data)?;
+        // Only root makes sandboxes whose own users have to get there.
+        if rustix::process::geteuid().is_root() {
+            walkable(&data)?;
+        }
         Ok(Self { data, guest })
     }
 
@@ -51,12 +55,37 @@ impl Machine {
     /// # Errors
     /// It is not known, not installed, or cannot work here.
     pub fn runtime(&self, name: &str) -> Result<Arc<dyn Runtime>, Error> {
+        if let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == name) {
+            return Ok(Arc::new(self.engine(kind)?));
+        }
         let known = Self::flavors().into_iter().find(|flavor| flavor.name == name);
-        let flavor = known.ok_or_else(|| runtime::Error::Unsupported {
-            what: "this runtime",
-            why: format!("{name} is not one of {}", Self::flavors().map(|flavor| flavor.name).join(", ")),
+        let flavor = known.ok_or_else(|| {
+            let names =
+                Self::flavors().map(|flavor| flavor.name).into_iter().chain(Kind::ALL.map(Kind::name));
+            let why = format!("{name} is not one of {}", names.collect::<Vec<_>>().join(", "));
+            runtime::Error::Unsupported { what: "this runtime", why }
         })?;
         Ok(Arc::new(Oci::new(flavor.find()?, Dirs { data: self.data.clone() })?))
+    }
+
+    /// An engine by its name.
+    ///
+    /// # Errors
+    /// It is none, or nowhere to be found.
+    pub fn engine_named(&self, name: &str) -> Result<Engine, Error> {
+        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+        self.engine(kind.ok_or_else(|| runtime::Error::Unsupported {
+            what: "an image",
+            why: format!("{name} is no engine; use podman or docker"),
+        })?)
+    }
+
+    /// An engine that this machine can reach. It is not asked anything yet.
+    ///
+    /// # Errors
+    /// It is nowhere to be found.
+    pub fn engine(&self, kind: Kind) -> Result<Engine, Error> {
+        Ok(Engine::new(Place::find(kind)?, &self.data)?)
     }
 
     /// The first runtime of this machine whose wall is at least as strong. Never a weaker one.
@@ -81,11 +110,26 @@ impl Machine {
     /// What could not be removed.
     pub async fn tidy(&self) -> Result<Vec<SandboxId>, Error> {
         let mut removed = Vec::new();
-        for flavor in Self::flavors() {
-            let Ok(runtime) = self.runtime(flavor.name) else { continue };
+        let used = |kind: &Kind| {
+            let left = std::fs::read_dir(self.data.join("engine").join(kind.name()));
+            left.is_ok_and(|mut left| left.next().is_some())
+        };
+        // An engine is asked only where something was written down of its sandboxes: asking takes time.
+        let engines = Kind::ALL.into_iter().filter(used).map(Kind::name);
+        for name in Self::flavors().map(|flavor| flavor.name).into_iter().chain(engines) {
+            let Ok(runtime) = self.runtime(name) else { continue };
             let kept = crate::journal::kept(&self.data)?;
             let nobodys = |listed: &runtime::Listed| !listed.owned && !kept.contains(&listed.id);
-            for listed in runtime.list().await?.into_iter().filter(nobodys) {
+            let listed = match runtime.list().await {
+                // What an engine has that is away is nobody's concern who does not need it.
+                Err(runtime::Error::Unavailable { .. } | runtime::Error::Unsupported { .. })
+                    if runtime.takes_images() =>
+                {
+                    continue;
+                }
+                listed => listed?,
+            };
+            for listed in listed.into_iter().filter(nobodys) {
                 runtime.stop(&listed.id, Duration::ZERO).await?;
                 removed.push(listed.id);
             }

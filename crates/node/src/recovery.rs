@@ -4,6 +4,7 @@
 //! what is written down      what is there          what is done
 //! starting                  anything               removed: nobody was told of it yet   lost, interrupted
 //! running                   alive                  taken over, with all its execs
+//! running                   nobody can say         waited for until somebody can
 //! running                   dead or gone           removed                              lost, died or host_reboot
 //! stopping                  anything               removed                              the reason written down
 //! nothing                   nobody's               removed
@@ -29,10 +30,21 @@ impl Node {
     /// Takes over what runs, and removes what is half-made, half-removed, dead or nobody's.
     pub(crate) async fn recover(&self) -> Result<(), Error> {
         let shared = &self.shared;
-        let mut there = HashMap::new();
-        for runtime in &shared.runtimes {
-            for listed in runtime.list().await? {
-                there.insert(listed.id.clone(), (Arc::clone(runtime), listed));
+        let mut there: HashMap<_, (Arc<dyn Runtime>, runtime::Listed)> = HashMap::new();
+        let mut away = HashMap::new();
+        for runtime in shared.choice.runtimes.iter().chain(&shared.choice.kept) {
+            match runtime.list().await {
+                Ok(found) => {
+                    there.extend(found.into_iter().map(|one| (one.id.clone(), (Arc::clone(runtime), one))));
+                }
+                // Nobody knows how its sandboxes are; they are waited for.
+                Err(error @ (runtime::Error::Unavailable { .. } | runtime::Error::Unsupported { .. }))
+                    if runtime.takes_images() =>
+                {
+                    tracing::warn!(backend = runtime.name(), "{error}");
+                    away.insert(runtime.name().to_owned(), Arc::clone(runtime));
+                }
+                Err(error) => return Err(error.into()),
             }
         }
         let (records, damaged) = shared.journal.load()?;
@@ -48,7 +60,9 @@ impl Node {
                 shared.journal.save(&record)?;
             }
             let found = there.remove(&record.sandbox.id);
-            let living = found.filter(|(_, listed)| listed.alive && record.boot == shared.boot);
+            let living = found.filter(|(_, listed)| listed.alive).map(|(runtime, _)| runtime);
+            let living = living.or_else(|| away.get(&record.runtime).cloned());
+            let living = living.filter(|_| record.boot == shared.boot);
             let beginning = match (record.sandbox.state, record.sandbox.reason) {
                 (SandboxState::Ended | SandboxState::Lost, _) => None,
                 (SandboxState::Running, _) if living.is_some() => Some(Beginning::Adopt),
@@ -59,7 +73,7 @@ impl Node {
                 }
             };
             match (beginning, living) {
-                (Some(Beginning::Adopt), Some((runtime, _))) => self.adopt(record, runtime, &mut entries),
+                (Some(Beginning::Adopt), Some(runtime)) => self.adopt(record, runtime, &mut entries),
                 (Some(beginning), _) => drop(self.begin(record, beginning, &mut entries)),
                 (None, _) => self.remember(record, &mut entries),
             }

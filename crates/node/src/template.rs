@@ -15,6 +15,8 @@
 //! | `copy` | files from beside a recipe |
 //! | `cache` | what steps became, and what they said |
 //! | `registry` | an image from a registry |
+//! | `containerfile` | a recipe for engines, and for people who build with their own tools |
+//! | [`engine`] | templates that only an engine has |
 //! | `export` | a template as one file, which is an image too |
 //!
 //! ```text
@@ -29,7 +31,9 @@
 mod base;
 mod build;
 mod cache;
+mod containerfile;
 mod copy;
+pub mod engine;
 mod export;
 mod image;
 mod layers;
@@ -51,8 +55,8 @@ use egress::{Broker, Gate};
 use runtime::Runtime;
 
 pub use build::Order;
-pub use layers::{tidy, tree as layer_directory, using};
-pub use store::{Store, Template, apply};
+pub use layers::{tidy, using};
+pub use store::{Store, Template, apply, root};
 
 use crate::error::Error;
 use crate::machine::Machine;

@@ -324,6 +324,7 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
     // Nobody's: started by a process that wrote nothing down.
     let spec = runtime::Spec {
         layers: vec!["/".into()],
+        image: String::new(),
         limits: Limits::default(),
         profile: runtime::Profile::Run,
         guest: place.machine.guest().to_owned(),

@@ -188,7 +188,8 @@ async fn wait_of_unknown_is_not_found(fixture: &Fixture) -> Result<(), String> {
 /// A start that fails leaves nothing, and the id can be used.
 async fn a_failed_start_leaves_nothing(fixture: &Fixture) -> Result<(), String> {
     let (runtime, id) = ((fixture.instance)(), fixture.id()?);
-    let spec = Spec { layers: vec!["/nonexistent/layer".into()], ..fixture.spec.clone() };
+    let (layers, image) = (vec!["/nonexistent/layer".into()], "belljar/nonexistent:latest".into());
+    let spec = Spec { layers, image, ..fixture.spec.clone() };
     if runtime.start(&id, &spec).await.is_ok() {
         return Err("a start without its layer succeeded".into());
     }

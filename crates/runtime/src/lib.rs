@@ -6,6 +6,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`oci`] | any OCI runtime by its command line: `runc`, `runsc`, `youki` |
+//! | [`engine`] | Docker and Podman, by the API that both serve |
 //! | `sim` | a runtime in memory that isolates nothing, for tests; behind the feature of its name |
 //! | [`laws`] | what every backend must keep, as a suite that runs on any of them |
 //!
@@ -13,6 +14,9 @@
 //! id, and is removed by [`Runtime::stop`] of any process that knows only the id. Nothing weaker than what the
 //! spec asks for is ever started.
 
+pub mod engine;
+mod files;
+mod hand;
 pub mod laws;
 pub mod oci;
 #[cfg(feature = "sim")]
@@ -40,6 +44,8 @@ pub enum Tier {
 pub struct Spec {
     /// Directories that make up the root file system, the lowest first, with ids as in the image (0 is root).
     pub layers: Vec<PathBuf>,
+    /// The name by which an engine knows the same root file system.
+    pub image: String,
     /// What the sandbox may use.
     pub limits: Limits,
     /// What process 1 and the code inside may do.
@@ -134,6 +140,16 @@ pub enum Error {
         /// What is missing, ending with what to install or change.
         why: String,
     },
+    /// What isolates is not there, or does not answer.
+    #[error("{what}: {why}")]
+    Unavailable {
+        /// What there is not.
+        what: String,
+        /// Why, as far as can be told.
+        why: String,
+        /// What to do.
+        fix: String,
+    },
     /// The machine has no room.
     #[error("no room for {what}: {why}")]
     Capacity {
@@ -204,6 +220,22 @@ pub trait Runtime: Send + Sync {
 
     /// The strength of its wall.
     fn tier(&self) -> Tier;
+
+    /// Whether it knows a root file system by the name of an image, and not by the directories of its layers.
+    fn takes_images(&self) -> bool {
+        false
+    }
+
+    /// These limits, with what is larger than this backend can hold cut down to what it can: what somebody gets who has not
+    /// asked for a number. Who has asked for more is refused by [`Runtime::start`].
+    fn within(&self, limits: Limits) -> Limits {
+        limits
+    }
+
+    /// What the default posture of its tier has and this backend has not, in one line each.
+    async fn lacks(&self) -> Result<Vec<String>, Error> {
+        Ok(Vec::new())
+    }
 
     /// Starts a sandbox. Afterwards process 1 runs (it may not have dialled yet), all limits hold, and the sandbox is
     /// listed. If it fails nothing is left. A second start of the same id is [`Error::Exists`] and harms nothing.

@@ -9,7 +9,7 @@
 //! | [`cgroup`], [`disk`], [`blank`], [`mounts`], [`owners`] | what is made around it |
 //! | [`channel`] | the socket that the guest dials |
 //! | [`posture`] | what can be seen of process 1, and what should be |
-//! | [`process`], [`files`] | processes by descriptor, commands, and files |
+//! | [`process`] | processes by descriptor, and commands |
 //!
 //! ```text
 //! (nothing) ──record──▶ written down ──cgroups, disk, bundle, channel──▶ prepared ──run──▶ running
@@ -23,16 +23,15 @@
 mod blank;
 mod cgroup;
 mod channel;
-mod config;
+pub(crate) mod config;
 mod disk;
-mod files;
 pub mod flavor;
 mod mounts;
 mod owners;
 mod posture;
 mod process;
 pub mod record;
-mod seccomp;
+pub(crate) mod seccomp;
 mod start;
 mod stop;
 
@@ -49,10 +48,11 @@ use tokio::time::Instant;
 pub use flavor::Flavor;
 pub use record::Dirs;
 
+use crate::hand::Lock;
 use crate::{Error, Exit, Listed, Runtime, Spec, Tier, Usage};
 use cgroup::Cgroups;
 use process::Process;
-use record::{Lock, Record};
+use record::Record;
 
 /// One OCI runtime and one data directory.
 #[derive(Clone)]

@@ -9,7 +9,7 @@ use e2e::lab::{collect, exec, start, text};
 use node::Sandbox;
 use rustix::fs::XattrFlags;
 
-use crate::field::{BOTH, Field, RUNC, Said, THROUGH, compile, payload, said, small, withstand};
+use crate::field::{BOTH, Field, OCI_BOTH, RUNC, Said, THROUGH, compile, payload, said, small, withstand};
 use crate::room::{BASE, Room};
 
 /// What `/dev` holds in every tier.
@@ -54,7 +54,7 @@ fn no_device_of_the_host_can_be_opened_or_made() {
 /// R-10, after CVE-2026-96812 of gVisor: nodes that the image itself brings.
 #[test]
 fn device_nodes_in_an_image_open_nothing() {
-    withstand("R-10", BOTH, async |field| {
+    withstand("R-10", OCI_BOTH, async |field| {
         let layer = tempfile::tempdir().unwrap();
         let place = layer.path().join("attack");
         std::fs::create_dir(&place).unwrap();
@@ -74,7 +74,7 @@ fn device_nodes_in_an_image_open_nothing() {
 /// K-14.
 #[test]
 fn no_file_gives_a_program_more_rights() {
-    withstand("K-14", BOTH, async |field| {
+    withstand("K-14", OCI_BOTH, async |field| {
         let (layer, shown) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         open_to_all(shown.path());
         let place = layer.path().join("attack");

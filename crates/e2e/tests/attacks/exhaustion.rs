@@ -8,7 +8,7 @@ use api::exec::{ExecSpec, LostCause, Outcome};
 use api::limits::Limits;
 use e2e::lab::{collect, exec, start};
 
-use crate::field::{BOTH, Field, RUNC, said, small, withstand};
+use crate::field::{BOTH, Field, OCI, OCI_BOTH, RUNC, said, small, withstand};
 use crate::room::Room;
 
 const MIB: u64 = 1 << 20;
@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 /// C-01.
 #[test]
 fn a_fork_bomb_ends_at_the_limit_and_the_sandbox_goes_on() {
-    withstand("C-01", RUNC, async |field| {
+    withstand("C-01", OCI, async |field| {
         let witness = field.sandbox().await;
         for pids in [40, 64] {
             let sandbox = field.lab.sandbox_with(Limits { pids, ..small() }).await;
@@ -129,7 +129,7 @@ fn memory_that_belongs_to_nobody_does_not_starve_the_next() {
 /// C-08.
 #[test]
 fn a_full_disk_is_full_for_its_sandbox_only() {
-    withstand("C-08", BOTH, async |field| {
+    withstand("C-08", OCI_BOTH, async |field| {
         let witness = field.sandbox().await;
         let mut reached = Vec::new();
         for disk_bytes in [64 * MIB, 96 * MIB] {
@@ -161,7 +161,7 @@ fn a_full_disk_is_full_for_its_sandbox_only() {
 /// C-09.
 #[test]
 fn a_disk_without_inodes_is_so_for_its_sandbox_only() {
-    withstand("C-09", BOTH, async |field| {
+    withstand("C-09", OCI_BOTH, async |field| {
         let witness = field.sandbox().await;
         for disk_inodes in [500, 1000] {
             let sandbox = field.lab.sandbox_with(Limits { disk_inodes, ..small() }).await;

@@ -7,7 +7,7 @@ use api::exec::{Background, ExecSpec, Outcome};
 use e2e::lab::{collect, sh, start, text};
 use node::Sandbox;
 
-use crate::field::{BOTH, Field, withstand};
+use crate::field::{BOTH, Field, OCI_BOTH, withstand};
 use crate::room::Room;
 
 /// A group as execs have them.
@@ -51,7 +51,7 @@ fn whoever_flees_is_found_and_ended_with_its_exec() {
 /// G-01: a process whose first thread has ended looks dead and is not.
 #[test]
 fn whoever_hides_behind_a_dead_thread_is_found_and_ended_with_its_exec() {
-    withstand("G-01", BOTH, async |field| {
+    withstand("G-01", OCI_BOTH, async |field| {
         let witness = field.sandbox().await;
         flees(field, &witness, "lead").await;
     });
@@ -60,7 +60,7 @@ fn whoever_hides_behind_a_dead_thread_is_found_and_ended_with_its_exec() {
 /// G-01: the same in the first process of an exec.
 #[test]
 fn an_exec_that_hides_behind_a_dead_thread_meets_its_deadline() {
-    withstand("G-01", BOTH, async |field| {
+    withstand("G-01", OCI_BOTH, async |field| {
         let sandbox = field.sandbox().await;
         let exec = start(&sandbox, &field.payload(&["lead"])).await.unwrap();
         until_beating(&sandbox, "lead").await;

@@ -26,6 +26,7 @@
 )]
 
 mod devices;
+mod engine;
 mod exhaustion;
 mod field;
 mod group;

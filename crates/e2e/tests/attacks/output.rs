@@ -8,7 +8,7 @@ use api::limits;
 use e2e::lab::{collect, sh, start, text};
 use node::{Event, Exec, Sandbox};
 
-use crate::field::{BOTH, Field, withstand};
+use crate::field::{BOTH, Field, OCI_BOTH, withstand};
 use crate::room::Room;
 
 /// What nobody may grow by, however much is written: P9's bound.
@@ -61,7 +61,7 @@ async fn skim(mut exec: Exec, mut look: impl FnMut(Stream, &[u8])) -> Seen {
 /// O-01.
 #[test]
 fn output_without_end_stays_within_its_bound_in_every_mode() {
-    withstand("O-01", BOTH, async |field| {
+    withstand("O-01", OCI_BOTH, async |field| {
         const HOARD: u64 = 50_000_000;
         let control = Room::default().attack("O-01", &["hoard", &HOARD.to_string()]);
         assert!(control.number("held") > HOARD, "control: {control:?}");

@@ -12,7 +12,7 @@ use e2e::lab::{sh, text};
 use node::Sandbox;
 
 use crate::field::payload;
-use crate::field::{BOTH, Field, small, withstand};
+use crate::field::{BOTH, Field, OCI_BOTH, small, withstand};
 use crate::room::Room;
 
 /// Where a runtime mounts, or looks.
@@ -40,7 +40,7 @@ const START: Duration = Duration::from_secs(15);
 /// after CVE-2019-16884, CVE-2025-54867, CVE-2026-41579 and CVE-2026-47766.
 #[test]
 fn a_root_file_system_that_lies_is_refused_or_kept_inside() {
-    withstand("R-08", BOTH, async |field| {
+    withstand("R-08", OCI_BOTH, async |field| {
         let outside = field.sentinel().join("inner");
         naive_mount_reaches(field, &outside);
         let lies = if field.is_container() { &LIES[..] } else { &LIES[..3] };
@@ -124,7 +124,7 @@ fn no_socket_without_a_file_is_in_reach() {
 /// R-11, after CVE-2026-1386.
 #[test]
 fn a_link_where_a_sandbox_is_to_be_made_is_not_followed() {
-    withstand("R-11", BOTH, async |field| {
+    withstand("R-11", OCI_BOTH, async |field| {
         let outside = field.sentinel().join("inner");
         // Control: made by name, things go where the link leads.
         let naive = tempfile::tempdir().unwrap();

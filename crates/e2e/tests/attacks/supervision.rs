@@ -11,7 +11,7 @@ use e2e::lab::{collect, exec, sh, start, text};
 use node::{Event, Sandbox};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::field::{BOTH, Field, THROUGH, said, small, withstand};
+use crate::field::{BOTH, Field, OCI_BOTH, THROUGH, said, small, withstand};
 use crate::room::{BASE, Room};
 
 /// Within this a loss is known, and what was ended is gone.
@@ -37,7 +37,7 @@ fn process_1_is_out_of_reach_of_user_code() {
 /// from outside, as the kernel's memory killer or an administrator would.
 #[test]
 fn a_killed_guest_is_known_at_once_and_nothing_hangs() {
-    withstand("A-01", BOTH, async |field| {
+    withstand("A-01", OCI_BOTH, async |field| {
         let sandbox = field.sandbox().await;
         let running = start(&sandbox, &exec(&["sleep", "600"])).await.unwrap();
         let began = Instant::now();
@@ -55,7 +55,7 @@ fn a_killed_guest_is_known_at_once_and_nothing_hangs() {
 /// from inside.
 #[test]
 fn the_channel_cannot_be_entered_or_taken_over() {
-    withstand("A-02", BOTH, async |field| {
+    withstand("A-02", OCI_BOTH, async |field| {
         let open = tempfile::tempdir().unwrap();
         let place = open.path().join("channel");
         std::fs::create_dir(&place).unwrap();
@@ -80,7 +80,7 @@ fn the_channel_cannot_be_entered_or_taken_over() {
 /// somebody who got to the socket, and speaks the protocol, and is first in the queue.
 #[test]
 fn a_dialler_that_is_not_process_1_is_sent_away() {
-    withstand("A-02", BOTH, async |field| {
+    withstand("A-02", OCI_BOTH, async |field| {
         let (runtime, id) = (&field.lab.runtime, field.lab.id());
         runtime.start(&id, &field.lab.spec(small())).await.unwrap();
         let first = runtime.connect(&id, Duration::from_secs(20)).await.unwrap();

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use e2e::lab::{exec, script, sh, start, text};
 use node::{Event, Exec};
 
-use crate::field::{BOTH, withstand};
+use crate::field::{BOTH, OCI_BOTH, withstand};
 use crate::room::Room;
 
 const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
@@ -67,7 +67,7 @@ async fn until(exec: &mut Exec, wanted: &str) -> String {
 /// a thousand of them.
 #[test]
 fn a_thousand_terminals_end_at_the_cap_and_none_is_lost() {
-    withstand("A-15", BOTH, async |field| {
+    withstand("A-15", OCI_BOTH, async |field| {
         // Control: without the cap of the mount, the same program gets its thousand.
         let room = Room { uid: 1000, powerful: false, ..Room::default() };
         let control = room.attack("A-15", &["hoard"]);

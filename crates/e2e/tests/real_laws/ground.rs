@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use api::limits::Limits;
 use e2e::traces::Traces;
+use runtime::engine::{Engine, Kind, Place};
 use runtime::laws::Fixture;
 use runtime::oci::{Dirs, Flavor, Oci};
 use runtime::{Profile, Runtime, Spec};
@@ -67,7 +68,14 @@ impl Ground {
 
     pub fn spec(&self) -> Spec {
         let limits = Limits { disk_bytes: 64 << 20, disk_inodes: 1024, ..Limits::default() };
-        Spec { layers: vec![self.path("layer")], limits, profile: Profile::Run, guest: self.guest.clone() }
+        let image = runtime::engine::EMPTY.into();
+        Spec {
+            layers: vec![self.path("layer")],
+            image,
+            limits,
+            profile: Profile::Run,
+            guest: self.guest.clone(),
+        }
     }
 
     pub fn oci(&self, flavor: Flavor) -> Oci {
@@ -88,6 +96,14 @@ impl Ground {
         }
     }
 
+    /// The same on an engine.
+    pub fn engine_fixture(&self, kind: Kind) -> Fixture {
+        let data = self.dirs().data;
+        let instance =
+            move || -> Box<dyn Runtime> { Box::new(Engine::new(Place::find(kind).unwrap(), &data).unwrap()) };
+        Fixture { instance: Box::new(instance), ..self.fixture(Flavor::runc()) }
+    }
+
     /// Stops what a mutant left.
     pub async fn stop_all(&self) {
         let oci = self.oci(Flavor::runc());
@@ -99,7 +115,7 @@ impl Ground {
     /// Asserts that nothing of this test's sandboxes is left anywhere on the machine.
     pub fn assert_clean(&self) {
         Traces::of(&[&self.prefix, &self.home.path().to_string_lossy()]).assert_nothing_left();
-        for kept in ["sandboxes", "runtime/runc", "runtime/runsc"] {
+        for kept in ["sandboxes", "runtime/runc", "runtime/runsc", "engine/docker", "engine/podman"] {
             let left: Vec<_> =
                 fs::read_dir(self.dirs().data.join(kept)).into_iter().flatten().flatten().collect();
             assert!(left.is_empty(), "left in {kept}: {left:?}");

@@ -18,6 +18,7 @@ mod plain;
 
 use std::time::Duration;
 
+use runtime::engine::Kind;
 use runtime::laws::{self, Verdict};
 use runtime::oci::Flavor;
 use runtime::{Profile, Runtime};
@@ -30,6 +31,22 @@ use mutants::Group;
 async fn runc_keeps_all_laws() {
     let Some(ground) = Ground::find("runc") else { return };
     let broken = broken(laws::all(&ground.fixture(Flavor::runc())).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn docker_keeps_all_laws() {
+    let Some(ground) = Ground::find("docker").filter(|_| wanted("docker")) else { return };
+    let broken = broken(laws::all(&ground.engine_fixture(Kind::Docker)).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn podman_keeps_all_laws() {
+    let Some(ground) = Ground::find("podman").filter(|_| wanted("podman")) else { return };
+    let broken = broken(laws::all(&ground.engine_fixture(Kind::Podman)).await);
     assert!(broken.is_empty(), "{broken:#?}");
     ground.assert_clean();
 }

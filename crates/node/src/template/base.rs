@@ -43,7 +43,7 @@ const ENDING_TRIES: u32 = 100;
 const PIECES_WAITING: usize = 4;
 
 /// What every template `base` has beside Debian's own minimum (bash, coreutils, apt).
-const PACKAGES: [&str; 9] = [
+pub(super) const PACKAGES: [&str; 9] = [
     "ca-certificates",
     "curl",
     "git",

@@ -21,14 +21,21 @@ const BYTES_MAX: u64 = 4 << 30;
 const DEPTH_MAX: usize = 128;
 const BELOW: ResolveFlags = ResolveFlags::BENEATH;
 
-struct Packer<W: Write> {
-    builder: Builder<W>,
+struct Packer<'a, W: Write> {
+    builder: &'a mut Builder<W>,
     entries: usize,
     bytes: u64,
 }
 
 /// Writes the archive of what is to be copied.
 pub(super) fn pack(directory: &Path, copy: &Copy, to: impl Write) -> Result<(), Error> {
+    let mut builder = Builder::new(to);
+    add(directory, copy, &mut builder)?;
+    builder.into_inner().and_then(|mut to| to.flush()).map_err(failed("copy", directory))
+}
+
+/// Adds what is to be copied to an archive.
+pub(super) fn add(directory: &Path, copy: &Copy, builder: &mut Builder<impl Write>) -> Result<(), Error> {
     let path = directory.join(&copy.from);
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let home = rustix::fs::open(directory, flags, Mode::empty())
@@ -41,18 +48,16 @@ pub(super) fn pack(directory: &Path, copy: &Copy, to: impl Write) -> Result<(), 
             "Name a file or a directory below the recipe's own directory.",
         ));
     }
-    let mut packer = Packer { builder: Builder::new(to), entries: 0, bytes: 0 };
+    let mut packer = Packer { builder, entries: 0, bytes: 0 };
     let inside = PathBuf::from(copy.to.trim_start_matches('/'));
-    let packed = packer
-        .one(&home, Path::new(&copy.from), &inside, 0)
-        .and_then(|()| packer.builder.into_inner()?.flush());
+    let packed = packer.one(&home, Path::new(&copy.from), &inside, 0);
     packed.map_err(|error| match error.raw_os_error() {
         None => unsound(format!("{:?} cannot be copied: {error}", copy.from), "Copy less, or other things."),
         Some(_) => failed("copy", &path)(error),
     })
 }
 
-impl<W: Write> Packer<W> {
+impl<W: Write> Packer<'_, W> {
     fn one(&mut self, parent: &OwnedFd, name: &Path, inside: &Path, depth: usize) -> io::Result<()> {
         self.entries += 1;
         if self.entries > ENTRIES_MAX || depth > DEPTH_MAX {

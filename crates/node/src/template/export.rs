@@ -12,6 +12,7 @@ use api::limits::WantedLimits;
 use api::policy::Policy;
 use bytes::Bytes;
 use hyper::Method;
+use runtime::engine::Engine;
 use runtime::{Profile, Spec};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -52,7 +53,7 @@ struct Part {
 }
 
 impl Note {
-    fn of(template: &Template) -> Self {
+    pub(super) fn of(template: &Template) -> Self {
         Self {
             cwd: template.cwd.clone(),
             policy: template.policy.clone(),
@@ -105,6 +106,33 @@ impl Builder {
         written.and_then(|()| std::fs::rename(&part, file).map_err(failed("make", file)))
     }
 
+    /// Gives a template to an engine, unless it has it.
+    ///
+    /// # Errors
+    /// There is no such template, no room for it, or the engine does not take it.
+    pub async fn load(&self, name: &str, engine: &Engine, watch: Watch<'_>) -> Result<Template, Error> {
+        let layers = Layers::open(&self.data).await?;
+        let template = Store::new(&self.data).load(name)?;
+        if engine.has(&template.image()).await? {
+            return Ok(template);
+        }
+        // A file without a name: whatever happens, nothing of it is left.
+        let path = self.data.join(format!("engine/loading-{}", self.fresh_id()?));
+        let mut options = File::options();
+        let made =
+            options.read(true).write(true).create_new(true).open(&path).map_err(failed("make", &path))?;
+        std::fs::remove_file(&path).map_err(failed("remove", &path))?;
+        let mut archive = made.try_clone().map_err(failed("make", &path))?;
+        self.write_image(&template, &layers, (made, &path), watch).await?;
+        io::Seek::rewind(&mut archive).map_err(failed("read", &path))?;
+        let loaded = engine.load(archive).await?;
+        // Engines do not agree on which of the names in it are its names.
+        for name in [template.image(), super::containerfile::named(name)] {
+            engine.tag(&loaded, &name).await?;
+        }
+        Ok(template)
+    }
+
     async fn write_image(
         &self,
         template: &Template,
@@ -139,7 +167,11 @@ impl Builder {
             "annotations": { "org.opencontainers.image.ref.name": template.name },
         });
         let index = json!({ "schemaVersion": 2, "manifests": [described] }).to_string();
+        // The same in the words of `docker save`: engines of some years ago read no other.
+        let layer_names: Vec<String> = parts.iter().map(|part| blob(&part.digest)).collect();
+        let saved = json!([{ "Config": blob(&config.digest), "RepoTags": null, "Layers": layer_names }]);
         let written = named(&mut archive, "index.json", index.as_bytes())
+            .and_then(|()| named(&mut archive, "manifest.json", saved.to_string().as_bytes()))
             .and_then(|()| named(&mut archive, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#))
             .and_then(|()| archive.into_inner())
             .and_then(|file| file.sync_all());
@@ -152,6 +184,7 @@ impl Builder {
         let making = layers.making(&id)?;
         let spec = Spec {
             layers: vec![layers.empty()?],
+            image: String::new(),
             limits: LIMITS,
             profile: Profile::Unpack { done: vec![layers.tree(key)], target: making.tree() },
             guest: self.guest.clone(),

@@ -81,6 +81,8 @@ struct Manifest {
 #[serde(rename_all = "PascalCase")]
 struct Saved {
     config: String,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
     layers: Vec<String>,
 }
 
@@ -104,6 +106,30 @@ struct Wishes {
 #[derive(Deserialize)]
 struct RootFs {
     diff_ids: Vec<String>,
+}
+
+/// Refuses an archive that an engine would read as another image than we do, or that gives an image one of our names: engines take
+/// names from archives as they are.
+pub(super) fn check_names(package: &Package, image: &Image) -> Result<(), Error> {
+    if !package.has("manifest.json") {
+        return Ok(());
+    }
+    let saved: Vec<Saved> = parse("manifest.json", &package.document("manifest.json", None)?)?;
+    let ours = |name: &String| name.contains("belljar/");
+    if saved.iter().any(|one| one.repo_tags.iter().flatten().any(ours)) {
+        return Err(unsound(
+            "the image has a name that is Belljar's own",
+            "Save it under another name: `docker tag`, then `docker save`.",
+        ));
+    }
+    let other = Image::saved(package)?;
+    let same = |one: &Image| {
+        (one.layers.iter().map(|layer| layer.diff_id.clone()).collect::<Vec<_>>(), one.env.clone())
+    };
+    if same(&other) != same(image) {
+        return Err(unsound("the file holds two images that are not the same", "Save one image alone."));
+    }
+    Ok(())
 }
 
 impl Image {

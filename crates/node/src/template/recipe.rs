@@ -156,10 +156,16 @@ impl Recipe {
     }
 
     fn check(&self) -> Result<(), Error> {
-        if let Ground::Named(name) = &self.from
-            && !name.contains(['/', ':'])
-        {
-            store::check_name(name)?;
+        match &self.from {
+            Ground::Named(name) if !name.contains(['/', ':']) => store::check_name(name)?,
+            Ground::Named(word) | Ground::Debian(Debian { debian: word }) => {
+                if word.is_empty() || !word.chars().all(|c| c.is_ascii_graphic()) || word.starts_with('-') {
+                    return Err(unsound(
+                        format!("{word:?} is nothing to begin with"),
+                        "Name an image or a release.",
+                    ));
+                }
+            }
         }
         if self.steps.len() > STEPS_MAX {
             return Err(over("the number of steps", self.steps.len(), STEPS_MAX));

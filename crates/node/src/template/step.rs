@@ -58,6 +58,21 @@ pub(super) struct Setting {
     pub(super) as_user: bool,
 }
 
+/// What programs that root runs in a step have, unless the recipe says otherwise.
+pub(super) const ROOT_VARIABLES: [(&str, &str); 10] = [
+    ("DEBIAN_FRONTEND", "noninteractive"),
+    ("HOME", "/root"),
+    ("PIP_BREAK_SYSTEM_PACKAGES", "1"),
+    ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
+    ("PIP_NO_CACHE_DIR", "1"),
+    ("PIP_NO_INPUT", "1"),
+    ("PIP_PROGRESS_BAR", "off"),
+    ("PIP_ROOT_USER_ACTION", "ignore"),
+    // `/tmp` is memory.
+    ("TMPDIR", "/var/tmp"),
+    ("USER", "root"),
+];
+
 /// What is run in one sandbox, and what may leave it meanwhile.
 pub(super) struct Work {
     pub(super) commands: Vec<ExecSpec>,
@@ -70,42 +85,50 @@ pub(super) struct Ears<'a> {
     pub(super) watch: Watch<'a>,
 }
 
+/// The programs that a step runs, and who may be reached meanwhile if they install packages; nothing for those that run nothing.
+pub(super) fn programs(step: &Step) -> Option<(Vec<Vec<String>>, Option<Preset>)> {
+    let words = |words: &[&str], more: &[String]| -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).chain(more.iter().cloned()).collect()
+    };
+    Some(match step {
+        Step::Apt(names) => (
+            vec![
+                words(&["apt-get", "-qq", "update"], &[]),
+                words(
+                    &["apt-get", "-y", "-o", "Dpkg::Options::=--force-unsafe-io", "install"],
+                    &[&["--no-install-recommends".to_owned(), "--".to_owned()], names.as_slice()].concat(),
+                ),
+                words(&["find", "/var/lib/apt/lists", "/var/cache/apt", "-type", "f", "-delete"], &[]),
+            ],
+            Some(Preset::DebianPackages),
+        ),
+        Step::Pip(names) => {
+            (vec![words(&["python3", "-m", "pip", "install", "--"], names)], Some(Preset::PythonPackages))
+        }
+        Step::Npm(names) => (
+            vec![words(&["npm", "install", "--global", "--no-audit", "--no-fund", "--"], names)],
+            Some(Preset::NodePackages),
+        ),
+        Step::Run(command) => (vec![command.argv()], None),
+        Step::Workdir(path) if !super::recipe::is_covered(path) => {
+            (vec![words(&["mkdir", "-p", "--"], std::slice::from_ref(path))], None)
+        }
+        Step::Workdir(_) | Step::Copy(_) | Step::Env(_) | Step::User(_) => return None,
+    })
+}
+
 impl Work {
     /// What a step runs; nothing for those that run nothing.
     pub(super) fn of(step: &Step, setting: &Setting, policy: &Policy) -> Option<Self> {
-        let words = |words: &[&str], more: &[String]| -> Vec<String> {
-            words.iter().map(|word| (*word).to_owned()).chain(more.iter().cloned()).collect()
-        };
-        let (commands, policy) = match step {
-            Step::Apt(names) => (
-                vec![
-                    words(&["apt-get", "-qq", "update"], &[]),
-                    words(
-                        &["apt-get", "-y", "-o", "Dpkg::Options::=--force-unsafe-io", "install"],
-                        &[&["--no-install-recommends".to_owned(), "--".to_owned()], names.as_slice()]
-                            .concat(),
-                    ),
-                    words(&["find", "/var/lib/apt/lists", "/var/cache/apt", "-type", "f", "-delete"], &[]),
-                ],
-                preset(Preset::DebianPackages),
-            ),
-            Step::Pip(names) => (
-                vec![words(&["python3", "-m", "pip", "install", "--"], names)],
-                preset(Preset::PythonPackages),
-            ),
-            Step::Npm(names) => (
-                vec![words(&["npm", "install", "--global", "--no-audit", "--no-fund", "--"], names)],
-                preset(Preset::NodePackages),
-            ),
-            Step::Run(command) => (vec![command.argv()], policy.clone()),
-            Step::Workdir(path) if !super::recipe::is_covered(path) => {
-                (vec![words(&["mkdir", "-p", "--"], std::slice::from_ref(path))], Policy::default())
-            }
-            Step::Workdir(_) | Step::Copy(_) | Step::Env(_) | Step::User(_) => return None,
+        let (programs, packages) = programs(step)?;
+        let policy = match (packages, step) {
+            (Some(packages), _) => preset(packages),
+            (None, Step::Run(_)) => policy.clone(),
+            (None, _) => Policy::default(),
         };
         let as_user = setting.as_user && matches!(step, Step::Run(_));
         let mut commands: Vec<ExecSpec> =
-            commands.into_iter().map(|argv| setting.spec(argv, as_user, &policy)).collect();
+            programs.into_iter().map(|argv| setting.spec(argv, as_user, &policy)).collect();
         if matches!(step, Step::Workdir(_)) {
             // It is not there yet.
             commands.iter_mut().for_each(|spec| spec.cwd = Some("/".into()));
@@ -116,23 +139,7 @@ impl Work {
 
 impl Setting {
     fn spec(&self, argv: Vec<String>, as_user: bool, policy: &Policy) -> ExecSpec {
-        let own: &[(&str, &str)] = if as_user {
-            &[]
-        } else {
-            &[
-                ("DEBIAN_FRONTEND", "noninteractive"),
-                ("HOME", "/root"),
-                ("PIP_BREAK_SYSTEM_PACKAGES", "1"),
-                ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
-                ("PIP_NO_CACHE_DIR", "1"),
-                ("PIP_NO_INPUT", "1"),
-                ("PIP_PROGRESS_BAR", "off"),
-                ("PIP_ROOT_USER_ACTION", "ignore"),
-                // `/tmp` is memory.
-                ("TMPDIR", "/var/tmp"),
-                ("USER", "root"),
-            ]
-        };
+        let own: &[(&str, &str)] = if as_user { &[] } else { &ROOT_VARIABLES };
         let mut env: BTreeMap<String, String> =
             own.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         env.extend(self.env.clone());
@@ -159,6 +166,7 @@ impl Builder {
     ) -> Result<(layers::Making, super::Unpacked), Error> {
         let spec = Spec {
             layers: below.clone(),
+            image: String::new(),
             limits: limits(),
             profile: Profile::Build,
             guest: self.guest.clone(),
@@ -197,7 +205,8 @@ impl Builder {
     ) -> Result<InterpreterInfo, Error> {
         let Limits { disk_bytes, disk_inodes, .. } = Limits::MIN;
         let limits = Limits { disk_bytes, disk_inodes, ..limits() };
-        let spec = Spec { layers, limits, profile: Profile::Run, guest: self.guest.clone() };
+        let (image, guest) = (String::new(), self.guest.clone());
+        let spec = Spec { layers, image, limits, profile: Profile::Run, guest };
         let sandbox = Arc::new(Sandbox::start(Arc::clone(&self.runtime), self.fresh_id()?, &spec).await?);
         let attendant = AbortOnDropHandle::new(tokio::spawn(let_out(
             Arc::clone(&sandbox),

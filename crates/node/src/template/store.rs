@@ -10,12 +10,18 @@ use api::layer::LAYERS_MAX;
 use api::limits::WantedLimits;
 use api::policy::Policy;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::{failed, layers, unsound};
 use crate::error::Error;
 
 /// What a name may have: it is a file's name, and a label people type.
 const NAME_BYTES_MAX: usize = 63;
+
+/// Where engines keep images of templates. With a host, or Podman takes them for Docker Hub's; this one is nobody's.
+const IMAGES: &str = "localhost/belljar/template";
+/// How much of a digest names one.
+const IMAGE_DIGITS: usize = 32;
 
 /// What sandboxes are made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +80,12 @@ impl Template {
 
     /// The directories of its layers, the lowest first.
     pub fn layer_directories(&self, data: &Path) -> Vec<PathBuf> {
-        self.layers.iter().map(|key| layers::tree(data, key)).collect()
+        root(data, &self.layers).0
+    }
+
+    /// The name by which engines know it.
+    pub fn image(&self) -> String {
+        image(&self.layers)
     }
 
     /// What an exec is asked to do, with the template's variables and directory where it has none of its own.
@@ -82,6 +93,17 @@ impl Template {
     pub fn apply(&self, spec: ExecSpec) -> ExecSpec {
         apply(&self.env, self.cwd.as_ref(), spec)
     }
+}
+
+/// The root file system that these layers are, the lowest first: their directories, and the name by which engines know them.
+pub fn root(data: &Path, layers: &[String]) -> (Vec<PathBuf>, String) {
+    (layers.iter().map(|key| layers::tree(data, key)).collect(), image(layers))
+}
+
+/// A name that is made of all keys: other layers have another one, whatever their template is called.
+fn image(layers: &[String]) -> String {
+    let digest = layers::hexadecimal(&Sha256::digest(layers.join("\n")));
+    format!("{IMAGES}:{}", digest.get(..IMAGE_DIGITS).unwrap_or_default())
 }
 
 /// What an exec is asked to do, with these variables and this directory where it has none of its own.

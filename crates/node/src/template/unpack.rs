@@ -173,6 +173,7 @@ impl Unpack {
     pub(super) async fn run(self, source: Source, watch: Watch<'_>) -> Result<Unpacked, Failure> {
         let spec = Spec {
             layers: vec![self.empty.clone()],
+            image: String::new(),
             limits: LIMITS,
             profile: Profile::Unpack { done: self.done.clone(), target: self.target.clone() },
             guest: self.guest.clone(),

@@ -10,8 +10,8 @@ use std::path::Path;
 use api::limits::Limits;
 use rustix::fs::SeekFrom;
 
-use super::files::{self, failed};
 use crate::Error;
+use crate::files::{self, failed};
 
 /// Sizes that are kept. Who asks for a new one each time gets it made each time, and fills nothing.
 const KEPT_MAX: usize = 64;

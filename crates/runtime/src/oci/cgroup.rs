@@ -24,7 +24,7 @@ use api::limits::Limits;
 use rustix::event::EventfdFlags;
 use rustix::process::Signal;
 
-use crate::oci::files::{self, failed};
+use crate::files::{self, failed};
 use crate::oci::process::{self, ENDING, Process};
 use crate::{Error, Tier, Usage};
 

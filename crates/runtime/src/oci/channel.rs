@@ -18,8 +18,8 @@ use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
 
+use crate::files::{self, failed};
 use crate::oci::cgroup::Handout;
-use crate::oci::files::{self, failed};
 use crate::{Error, Tier};
 
 /// The socket's name in its directory; the guest knows it.

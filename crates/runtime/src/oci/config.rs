@@ -27,14 +27,14 @@ const TMP_INODES_MAX: u64 = 65_536;
 const PAGE_BYTES: u64 = 4096;
 
 /// What process 1 needs to start, group and kill user processes, and to empty their bounding set.
-const RUNS: [&str; 4] = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SETPCAP"];
+pub(crate) const RUNS: [&str; 4] = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SETPCAP"];
 /// What it also needs to own files on behalf of an image's users, and lets the steps of a recipe have.
 const OWNS: [&str; 4] = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID"];
 
 /// What of the host shows through `/proc` and `/sys` and is nobody's business inside: hardware, keys, timers, and
 /// counters and names by which one sandbox could watch or signal another (the disks of all sandboxes are block devices
 /// with their paths, their sizes and their traffic).
-const MASKED: [&str; 24] = [
+pub(crate) const MASKED: [&str; 24] = [
     "/proc/acpi",
     "/proc/asound",
     "/proc/cmdline",
@@ -61,7 +61,7 @@ const MASKED: [&str; 24] = [
     "/sys/fs",
 ];
 /// What may be read and not written.
-const READ_ONLY: [&str; 4] = ["/proc/bus", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+pub(crate) const READ_ONLY: [&str; 4] = ["/proc/bus", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// The whole configuration.
 pub(crate) fn config(id: &SandboxId, spec: &Spec, bundle: &Path, (base, tier): (u32, Tier)) -> Value {
@@ -106,7 +106,7 @@ fn process(spec: &Spec) -> Value {
             "ambient": [],
         },
         "rlimits": [
-            rlimit("RLIMIT_NOFILE", allowed(Resource::Nofile, OPEN_FILES)),
+            rlimit("RLIMIT_NOFILE", open_files()),
             rlimit("RLIMIT_MEMLOCK", allowed(Resource::Memlock, LOCKED_BYTES)),
             rlimit("RLIMIT_CORE", 0),
         ],
@@ -190,16 +190,31 @@ fn linux(id: &SandboxId, base: u32, tier: Tier) -> Value {
     })
 }
 
+/// How many files `/tmp` may have.
+pub(crate) fn tmp_inodes(limits: &Limits) -> u64 {
+    (limits.tmp_bytes / PAGE_BYTES).min(TMP_INODES_MAX)
+}
+
 fn tmp_options(limits: &Limits) -> Vec<String> {
-    let inodes = (limits.tmp_bytes / PAGE_BYTES).min(TMP_INODES_MAX);
+    let inodes = tmp_inodes(limits);
     let options = ["nosuid", "nodev", "mode=1777"].map(str::to_owned);
     options.into_iter().chain([format!("size={}", limits.tmp_bytes), format!("nr_inodes={inodes}")]).collect()
 }
 
+/// The size of `/dev/shm`.
+pub(crate) fn shared_bytes(limits: &Limits) -> u64 {
+    SHARED_BYTES.min(limits.memory_bytes / SHARED_SHARE)
+}
+
 fn shared_options(limits: &Limits) -> Vec<String> {
-    let bytes = SHARED_BYTES.min(limits.memory_bytes / SHARED_SHARE);
+    let bytes = shared_bytes(limits);
     let options = ["nosuid", "nodev", "noexec", "mode=1777"].map(str::to_owned);
     options.into_iter().chain([format!("size={bytes}")]).collect()
+}
+
+/// How many files a process may have open.
+pub(crate) fn open_files() -> u64 {
+    allowed(Resource::Nofile, OPEN_FILES)
 }
 
 /// What is wanted of a resource, or what this process may hand on of it: without CAP_SYS_RESOURCE, asking for more
@@ -213,7 +228,13 @@ mod tests {
     use super::*;
 
     fn spec(profile: Profile) -> Spec {
-        Spec { layers: vec!["/layer".into()], limits: Limits::default(), profile, guest: "/guest".into() }
+        Spec {
+            layers: vec!["/layer".into()],
+            image: String::new(),
+            limits: Limits::default(),
+            profile,
+            guest: "/guest".into(),
+        }
     }
 
     #[test]

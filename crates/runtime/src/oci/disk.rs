@@ -18,8 +18,8 @@ use rustix::fs::{FallocateFlags, FileType, Mode};
 use rustix::mount::MountFlags;
 
 use crate::Error;
+use crate::files::{self, failed};
 use crate::oci::blank;
-use crate::oci::files::{self, failed};
 use crate::oci::mounts::{Operation, c_string};
 use crate::oci::process::{self, ENDING, Words};
 

@@ -12,7 +12,7 @@ use api::limits::UID_RANGE;
 use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::Error;
-use crate::oci::files::failed;
+use crate::files::failed;
 
 /// A child that does nothing, in a user namespace of its own. Dropping it ends it.
 struct Holder {

@@ -12,10 +12,10 @@ use api::limits::UID_RANGE;
 use api::posture::Posture;
 
 use super::cgroup::Cgroups;
+use super::config;
 use super::process::Process;
 use super::record::Record;
-use super::{config, files};
-use crate::{Error, Tier};
+use crate::{Error, Tier, files};
 
 /// What gVisor's kernel keeps in its own user namespace: what process 1 has, what serving files takes (CHOWN,
 /// DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID), and SYS_PTRACE for its stubs.

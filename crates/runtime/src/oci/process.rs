@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::oci::files;
+use crate::files;
 use crate::{Error, Exit};
 
 /// What an error shows of what a command wrote: enough for the cause, not a flood.

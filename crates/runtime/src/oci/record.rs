@@ -4,21 +4,20 @@
 //! and, once known, which process. The directory is made first and removed last, so whatever was made is found by
 //! listing directories, and a range of user ids is free again only when nothing can own a file in it any more.
 //!
-//! `<data>/sandboxes/<id>/lock` is locked by the process that has the sandbox in hand. The kernel drops the lock when
-//! that process dies, however it dies.
+//! `<data>/sandboxes/<id>/lock` is locked by the process that has the sandbox in hand.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use api::SandboxId;
 use api::limits::UID_RANGE;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::oci::files::{self, failed};
+use crate::files::{self, failed};
+use crate::hand::{self, Lock};
 use crate::oci::process::Identity;
 
 /// The first host id given to sandboxes: above what people, system users and the usual subordinate ranges use.
@@ -53,12 +52,6 @@ pub(crate) struct Record {
     pub process: Option<Identity>,
     /// Whether its end has been asked for.
     pub stopping: bool,
-}
-
-/// The lock on a sandbox in hand. Dropping it lets the sandbox go.
-#[derive(Debug)]
-pub(crate) struct Lock {
-    _file: File,
 }
 
 impl Dirs {
@@ -185,19 +178,12 @@ impl Dirs {
 
     /// Takes a sandbox in hand, unless a living process has it.
     pub(crate) fn take(&self, id: &SandboxId) -> Result<Option<Lock>, Error> {
-        let path = self.sandbox(id).join("lock");
-        let file = open_lock(&path)?;
-        match lock_call(&file, libc::F_OFD_SETLK) {
-            Ok(_) => Ok(Some(Lock { _file: file })),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
-            Err(source) => Err(failed("lock", &path, source)),
-        }
+        hand::take(&self.sandbox(id).join("lock"))
     }
 
     /// Whether a living process has the sandbox in hand. Asks without locking, so nobody is kept from taking it.
     pub(crate) fn is_owned(&self, id: &SandboxId) -> bool {
-        let Ok(file) = File::open(self.sandbox(id).join("lock")) else { return false };
-        lock_call(&file, libc::F_OFD_GETLK).map_or(true, |kind| kind != libc::F_UNLCK)
+        hand::is_taken(&self.sandbox(id).join("lock"))
     }
 
     /// Removes the directory, the record last: as long as it is there the range is in use.
@@ -224,7 +210,7 @@ impl Dirs {
 
     fn lock_ranges(&self) -> Result<File, Error> {
         let path = self.data.join("ranges.lock");
-        let file = open_lock(&path)?;
+        let file = hand::open(&path)?;
         file.lock().map_err(|source| failed("lock", &path, source))?;
         Ok(file)
     }
@@ -235,30 +221,6 @@ impl Record {
     pub(crate) fn base(&self) -> u32 {
         RANGE_BASE + self.range * UID_RANGE
     }
-}
-
-fn open_lock(path: &Path) -> Result<File, Error> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path)
-        .map_err(|source| failed("open", path, source))
-}
-
-/// Asks for, or asks about, the write lock on a whole file; says what kind of lock the kernel reports.
-///
-/// The lock belongs to the open file, not to the process, and, unlike one of `flock`, it can be asked about without
-/// being taken.
-fn lock_call(file: &File, command: libc::c_int) -> io::Result<libc::c_int> {
-    // SAFETY: `flock` is plain data, for which all zeroes (the whole file, no process) is a value.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as libc::c_short;
-    lock.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: the descriptor is open, and `lock` outlives the call, which reads it and may write to it.
-    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(libc::c_int::from(lock.l_type)) }
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ use super::disk::{Disk, UPPER, WORK};
 use super::mounts::{Operation, Plan, c_string};
 use super::process::{Process, Words};
 use super::record::Record;
-use super::{Hand, Oci, channel, config, disk, files, owners, process, stop};
-use crate::{Error, Profile, Spec};
+use super::{Hand, Oci, channel, config, disk, owners, process, stop};
+use crate::{Error, Profile, Spec, files};
 
 /// What a start has done after each step, in order.
 pub(super) const STEPS: [&str; 8] =

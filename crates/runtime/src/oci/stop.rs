@@ -11,8 +11,8 @@ use rustix::process::Signal;
 
 use super::process::{self, ENDING, Process, Words};
 use super::record::Record;
-use super::{Oci, disk, files};
-use crate::{Error, Listed, Tier};
+use super::{Oci, disk};
+use crate::{Error, Listed, Tier, files};
 
 /// An OCI runtime's command without a sandbox to start takes about 10 ms.
 const ASK: Duration = Duration::from_secs(20);

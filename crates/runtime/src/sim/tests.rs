@@ -101,7 +101,13 @@ fn id(name: &str) -> SandboxId {
 }
 
 fn spec() -> Spec {
-    Spec { layers: Vec::new(), limits: Limits::default(), profile: Profile::Run, guest: "/guest".into() }
+    Spec {
+        layers: Vec::new(),
+        image: String::new(),
+        limits: Limits::default(),
+        profile: Profile::Run,
+        guest: "/guest".into(),
+    }
 }
 
 fn command(line: &str) -> ExecSpec {

@@ -5,7 +5,7 @@ use std::path::Path;
 use api::limits::Limits;
 
 use super::Hierarchy;
-use crate::oci::files;
+use crate::files;
 use crate::{Error, Tier};
 
 /// What the guest and the kernel may use beside user code: a resident guest takes 1 MiB, its page tables, sockets and

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::Hierarchy;
 use crate::Error;
-use crate::oci::files::{self, failed, is_gone};
+use crate::files::{self, failed, is_gone};
 
 /// How deep below a sandbox's cgroup a walk goes: `guest` and what an OCI runtime may make in it.
 pub(super) const DEPTH_MAX: u32 = 4;

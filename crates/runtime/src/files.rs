@@ -34,6 +34,13 @@ pub(crate) fn replace(path: &Path, content: &str) -> Result<(), Error> {
     fs::rename(&fresh, path).map_err(|source| failed("rename to", path, source))
 }
 
+/// Likewise, where several may do so at once: each names its own draft.
+pub(crate) fn replace_by(path: &Path, content: &str, draft: &str) -> Result<(), Error> {
+    let fresh = path.with_extension(format!("new{draft}"));
+    write(&fresh, content)?;
+    fs::rename(&fresh, path).map_err(|source| failed("rename to", path, source))
+}
+
 /// Makes a directory with exactly this mode, whatever the umask; one that is there gets the mode.
 pub(crate) fn directory(path: &Path, mode: u32) -> Result<(), Error> {
     match DirBuilder::new().mode(mode).create(path) {

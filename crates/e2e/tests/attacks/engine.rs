@@ -1,0 +1,22 @@
+//! Attacks on what only an engine's sandboxes have.
+
+use super::field::{THROUGH, withstand};
+
+const ENGINES: &[&str] = &["docker", "podman"];
+/// All that the payload tries.
+const ACTS: usize = 8;
+
+/// code speaks for the node and for process 1, and acts on whoever the engine brought in.
+#[test]
+fn nobody_inside_speaks_for_the_node_or_for_process_1() {
+    withstand("A-19", ENGINES, async |field| {
+        let sandbox = field.sandbox().await;
+        let control = field.attack(&sandbox, &["control"]).await;
+        assert_eq!(control.code, Some(THROUGH), "{}", control.raw);
+        assert_eq!(control.raw.matches(": through").count(), ACTS, "{}", control.raw);
+        let attack = field.attack(&sandbox, &["attack"]).await;
+        assert_eq!((attack.code, attack.raw.matches(": through").count()), (Some(0), 0), "{}", attack.raw);
+        assert_eq!(attack.raw.lines().count(), ACTS + 1, "all of it was tried: {}", attack.raw);
+        field.recovers(&sandbox).await;
+    });
+}

@@ -1,0 +1,50 @@
+//! Engines: Docker and Podman, as they are where people have them.
+//!
+//! These start engines, so they need root, and `BELLJAR_RUNTIMES` has to name `docker` or `podman`: `just engines` does all of it.
+
+// A test fails by panicking.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr
+)]
+
+mod parity;
+mod people;
+mod restart;
+mod words;
+
+use std::process::{Command, Output};
+
+use e2e::lab::wanted;
+use runtime::engine::Kind;
+
+/// The engines that are to be tried.
+fn engines() -> Vec<Kind> {
+    if std::env::var_os("BELLJAR_REAL").is_none() {
+        eprintln!("skipped: needs root and engines; run it with `just engines`");
+        return Vec::new();
+    }
+    Kind::ALL.into_iter().filter(|kind| wanted(kind.name())).collect()
+}
+
+/// Whether Docker is.
+fn docker() -> bool {
+    engines().contains(&Kind::Docker)
+}
+
+/// What a command said to both, and its code.
+fn said(command: &mut Command) -> (i32, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    (status.code().unwrap_or(-1), text)
+}
+
+/// `belljar` with a data directory, without anything of the environment but what finds programs.
+fn belljar(data: &std::path::Path) -> Command {
+    let mut command = Command::new(e2e::service::binary());
+    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").arg("--data").arg(data);
+    command
+}

@@ -1,0 +1,119 @@
+//! Scenario 41: the engine is restarted under live sandboxes. They go on, or are lost and said to be; none is "running" and dead.
+
+use std::time::Duration;
+
+use api::exec::{ExecSpec, Outcome};
+use api::sandbox::{CreateSandbox, EndReason, SandboxState};
+use client::Client;
+use e2e::dockerd::Dockerd;
+use e2e::lab::script;
+use e2e::layer;
+use e2e::service::{Service, served, small_limits, until};
+use runtime::engine::Kind;
+
+use super::docker;
+
+/// Until an engine that is back has been asked how its containers are.
+const NOTICED_WITHIN: Duration = Duration::from_secs(30);
+
+/// A server on an engine of its own.
+fn service_on(engine: &Dockerd) -> Service {
+    let address = engine.address();
+    // The library below asks the same engine as the server.
+    let before = ["env".to_owned(), format!("DOCKER_HOST={address}")];
+    let service = Service::with(&before.each_ref().map(String::as_str), &["--backends", "docker"]);
+    let name = node::template::Store::new(service.data()).load("base").unwrap().image();
+    layer::load_at(Kind::Docker, &address, "base", &name);
+    service
+}
+
+async fn create(client: &Client) -> api::SandboxId {
+    let ask = CreateSandbox { limits: small_limits().into(), ..CreateSandbox::default() };
+    client.create(&ask).await.unwrap_or_else(|error| panic!("{error:?}")).id
+}
+
+#[test]
+fn an_engine_that_ends_its_containers_has_lost_them() {
+    if !docker() {
+        return;
+    }
+    served(async || {
+        let mut engine = Dockerd::start(&[]);
+        let service = service_on(&engine);
+        let client = service.client();
+        let id = create(&client).await;
+        let exec = client.exec(&id, &script("echo begun; sleep 600")).await.unwrap();
+        engine.end();
+        engine.begin();
+        let end = tokio::time::timeout(NOTICED_WITHIN, exec.collect()).await.expect("an end").unwrap().end;
+        // An engine that ends in good order asks process 1 to end, which asks everybody.
+        let honest = matches!(end.outcome, Outcome::SandboxLost { .. } | Outcome::Signaled { signal: 15 });
+        assert!(honest, "{end:?}");
+        until(NOTICED_WITHIN, "it to be lost", async || {
+            client.sandbox(&id).await.unwrap().state == SandboxState::Lost
+        })
+        .await;
+        assert_eq!(client.sandbox(&id).await.unwrap().reason, Some(EndReason::Died));
+        let next = create(&client).await;
+        let done = client.exec(&next, &script("echo again")).await.unwrap().collect().await.unwrap();
+        assert_eq!(done.stdout, b"again\n");
+        client.stop(&next).await.unwrap();
+        drop(service);
+    });
+}
+
+#[test]
+fn an_engine_that_keeps_its_containers_goes_on_with_them() {
+    if !docker() {
+        return;
+    }
+    served(async || {
+        let mut engine = Dockerd::start(&["--live-restore"]);
+        let service = service_on(&engine);
+        let client = service.client();
+        let id = create(&client).await;
+        let counting = "for i in $(seq 300); do echo $i; sleep 0.05; done";
+        let exec = client.exec(&id, &script(counting)).await.unwrap();
+        for _ in 0..2 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            engine.end();
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            engine.begin();
+        }
+        let done =
+            tokio::time::timeout(Duration::from_secs(60), exec.collect()).await.expect("an end").unwrap();
+        assert_eq!(done.end.outcome, Outcome::Exited { code: 0 }, "{:?}", done.end);
+        let expected: String = (1..=300).map(|number| format!("{number}\n")).collect();
+        assert_eq!(String::from_utf8(done.stdout).unwrap(), expected, "each line once");
+        assert_eq!(client.sandbox(&id).await.unwrap().state, SandboxState::Running);
+        let spec = ExecSpec { deadline_ms: Some(20_000), ..script("echo still here") };
+        assert_eq!(client.exec(&id, &spec).await.unwrap().collect().await.unwrap().stdout, b"still here\n");
+        client.stop(&id).await.unwrap();
+        drop(service);
+    });
+}
+
+/// While nobody answers, whoever asks is told so; nobody hangs, and nothing is said to have ended.
+#[test]
+fn an_engine_that_is_away_is_said_to_be() {
+    if !docker() {
+        return;
+    }
+    served(async || {
+        let mut engine = Dockerd::start(&["--live-restore"]);
+        let service = service_on(&engine);
+        let client = service.client();
+        let id = create(&client).await;
+        engine.end();
+        let ask = CreateSandbox { limits: small_limits().into(), ..CreateSandbox::default() };
+        let error = client.create(&ask).await.expect_err("nobody could make it").to_api();
+        assert!(error.message.contains("docker is not running"), "{error:?}");
+        assert!(error.fix.contains("systemctl start docker"), "{error:?}");
+        assert_eq!(client.sandbox(&id).await.unwrap().state, SandboxState::Running, "nobody has seen it end");
+        engine.begin();
+        let done = client.exec(&id, &script("echo back")).await.unwrap().collect().await.unwrap();
+        assert_eq!(done.stdout, b"back\n");
+        client.stop(&id).await.unwrap();
+        drop(service);
+    });
+}

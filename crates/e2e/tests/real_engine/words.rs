@@ -1,0 +1,120 @@
+//! What is said when something is missing, and what to do (A12.02, A12.03): one by one.
+
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt as _;
+
+use e2e::layer;
+use runtime::engine::Kind;
+
+use super::{belljar, docker, engines, said};
+
+/// A user who may use no engine.
+const NOBODY: u32 = 64_999;
+
+#[test]
+fn an_engine_that_is_not_there_is_named_with_what_to_install() {
+    if engines().is_empty() {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    layer::lend_base(data.path());
+    let run = ["--backends", "docker", "run", "--", "true"];
+    let (code, text) = said(belljar(data.path()).args(run).env("HOME", "/nonexistent"));
+    // A socket at its usual place would be an engine of this machine's own.
+    if std::path::Path::new("/var/run/docker.sock").exists() {
+        eprintln!("skipped: this machine has a Docker engine of its own");
+        return;
+    }
+    assert_eq!(code, 125, "{text}");
+    assert!(
+        text.contains("No backend available. docker: docker is not here: none of its sockets is there"),
+        "{text}"
+    );
+    assert!(text.contains("apt-get install docker.io"), "{text}");
+    let (code, text) = said(
+        belljar(data.path()).args(["--backends", "engine", "sandbox-status"]).env("HOME", "/nonexistent"),
+    );
+    assert_eq!(code, 1, "{text}");
+    assert!(text.starts_with("No backend available\n"), "{text}");
+    for name in ["podman", "docker"] {
+        assert!(text.contains(name), "{text}");
+    }
+}
+
+#[test]
+fn a_daemon_that_does_not_run_is_told_from_one_that_is_not_there() {
+    if engines().is_empty() {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    layer::lend_base(data.path());
+    let socket = data.path().join("engine.sock");
+    drop(UnixListener::bind(&socket).unwrap());
+    for (kind, variable, fix) in [
+        (Kind::Docker, "DOCKER_HOST", "systemctl start docker"),
+        (Kind::Podman, "CONTAINER_HOST", "systemctl --user start podman.socket"),
+    ] {
+        let address = format!("unix://{}", socket.display());
+        let run = ["--backends", kind.name(), "run", "--", "true"];
+        let (code, text) = said(belljar(data.path()).args(run).env(variable, &address));
+        assert_eq!(code, 125, "{text}");
+        assert!(
+            text.contains(&format!("{} is not running: its daemon does not answer", kind.name())),
+            "{text}"
+        );
+        assert!(text.contains(fix), "{text}");
+    }
+}
+
+#[test]
+fn who_may_not_use_the_socket_is_told_how_to() {
+    if !docker() {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    lost(data.path());
+    let owner = format!("{NOBODY}:{NOBODY}");
+    assert!(
+        std::process::Command::new("chown").args(["-R", &owner]).arg(data.path()).status().unwrap().success()
+    );
+    let mut command = belljar(data.path());
+    command
+        .args(["--backends", "docker", "run", "--template", "lost", "--", "true"])
+        .env("DOCKER_HOST", std::env::var("DOCKER_HOST").unwrap());
+    let (code, text) = said(command.uid(NOBODY).gid(NOBODY));
+    assert_eq!(code, 125, "{text}");
+    assert!(text.contains("docker may not be used: no permission on "), "{text}");
+    assert!(text.contains("usermod -aG docker"), "{text}");
+}
+
+#[test]
+fn an_image_that_is_missing_is_said_to_be_with_how_to_make_it() {
+    for kind in engines() {
+        let data = tempfile::tempdir().unwrap();
+        lost(data.path());
+        let engine = |command: &mut std::process::Command| {
+            for name in ["DOCKER_HOST", "CONTAINER_HOST"] {
+                command.env(name, std::env::var(name).unwrap_or_default());
+            }
+        };
+        let mut command = belljar(data.path());
+        engine(command.args(["--backends", kind.name(), "run", "--template", "lost", "--", "true"]));
+        let (code, text) = said(&mut command);
+        assert_eq!(code, 125, "{text}");
+        assert!(text.contains(&format!("{} has no image of this template", kind.name())), "{text}");
+        assert!(text.contains("belljar build-sandbox"), "{text}");
+        let mut command = belljar(data.path());
+        engine(command.args(["--backends", kind.name(), "status"]));
+        let (code, text) = said(&mut command);
+        assert_eq!(code, 1, "{text}");
+        assert!(text.contains(&format!("Using backend: {}", kind.name())), "{text}");
+        assert!(text.contains("missing: belljar build-sandbox lost"), "{text}");
+    }
+}
+
+/// A template that nobody has.
+fn lost(data: &std::path::Path) {
+    let layers = vec!["0123456789abcdef".repeat(4)];
+    let template = node::template::Template { layers, ..node::template::Template::of("lost") };
+    node::template::Store::new(data).save(&template).unwrap();
+}

@@ -1,0 +1,118 @@
+//! Where an engine runs the sandbox, nobody outside listens that process 1 could dial. So process 1 listens, and the node has the
+//! engine run `guest connect` inside, which passes bytes on between the node and process 1.
+//!
+//! ```text
+//! node ══ the engine's exec: stdin, stdout ══ guest connect ──── socket ──── process 1
+//! ```
+//!
+//! The socket is in a directory that only root may enter, and no user code is root. Process 1 looks at who calls all the same: what
+//! the engine runs has its parent outside, which nothing that was started inside ever has.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream as StdStream;
+use std::process::ExitCode;
+
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::dial::{Connection, greet};
+use crate::{posture, sweep};
+
+/// The directory that only root may enter.
+const HOME: &str = "/.belljar/spool";
+/// Where process 1 listens.
+const SOCKET: &str = "/.belljar/spool/guest.sock";
+/// Where it says what it can see of its own privileges: nobody else can see them.
+const POSTURE: &str = "/.belljar/spool/posture.json";
+
+/// What is passed on at once.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// How node and guest come together.
+pub enum Meeting {
+    /// The node listens.
+    Dial,
+    /// This process does.
+    Listen(UnixListener),
+}
+
+impl Meeting {
+    /// Listens, and writes down what this process can do: before user code exists.
+    pub fn listen() -> io::Result<Self> {
+        std::fs::set_permissions(HOME, std::fs::Permissions::from_mode(0o700))?;
+        std::fs::write(POSTURE, posture::own()?)?;
+        std::fs::set_permissions(POSTURE, std::fs::Permissions::from_mode(0o600))?;
+        let listener = UnixListener::bind(SOCKET)?;
+        std::fs::set_permissions(SOCKET, std::fs::Permissions::from_mode(0o600))?;
+        Ok(Self::Listen(listener))
+    }
+
+    /// The next connection to the node, greeted.
+    pub async fn next(&self) -> io::Result<Connection> {
+        match self {
+            Self::Dial => crate::dial::dial().await,
+            Self::Listen(listener) => loop {
+                let (stream, _) = listener.accept().await?;
+                if is_from_outside(&stream) {
+                    return greet(stream).await;
+                }
+            },
+        }
+    }
+}
+
+/// Whether who called was put into this sandbox by its engine, as root.
+fn is_from_outside(stream: &UnixStream) -> bool {
+    let Ok(peer) = stream.peer_cred() else { return false };
+    let Some(pid) = peer.pid().filter(|_| peer.uid() == 0) else { return false };
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    sweep::is_from_outside(&status)
+}
+
+/// `guest connect`: passes bytes on until either side has ended. There is no half of a channel.
+pub fn connect() -> ExitCode {
+    // What passes here is the node's and process 1's: nobody inside may look, whatever uid they have.
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+    let Ok(stream) = StdStream::connect(SOCKET) else { return ExitCode::FAILURE };
+    // Whoever could put a socket of its own in that place would speak for process 1.
+    if !rustix::net::sockopt::socket_peercred(&stream).is_ok_and(|peer| peer.pid.is_init()) {
+        return ExitCode::FAILURE;
+    }
+    let Ok(inwards) = stream.try_clone() else { return ExitCode::FAILURE };
+    std::thread::spawn(move || {
+        pass_on(rustix::stdio::stdin(), inwards.as_fd());
+        std::process::exit(0);
+    });
+    pass_on(stream.as_fd(), rustix::stdio::stdout());
+    ExitCode::SUCCESS
+}
+
+/// Passes bytes on until there are no more, or nobody takes them. Not by `io::copy`: it splices, and a splice from a socket to a pipe
+/// answered "no more" here while there was more.
+fn pass_on(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
+    let mut buffer = vec![0; PIECE_BYTES];
+    loop {
+        let mut left = match rustix::io::read(from, &mut buffer) {
+            Ok(0) => return,
+            Ok(count) => buffer.get(..count).unwrap_or_default(),
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+        };
+        while !left.is_empty() {
+            match rustix::io::write(to, left) {
+                Ok(count) => left = left.get(count..).unwrap_or_default(),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// `guest posture first`: what process 1 has written down of itself.
+pub fn print_first() -> ExitCode {
+    match std::fs::read(POSTURE) {
+        Ok(text) => posture::write(&text),
+        Err(_) => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,278 @@
+//! Which way of isolating is used on this machine, why, and why not the others.
+//!
+//! Where nothing is configured the first that works is used: OCI runtimes where this is root, then Podman, then Docker. Where an order
+//! is configured, all of it that works is used, in that order: what cannot be started with one is started with the next.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use api::server::BackendStatus;
+use runtime::engine::{Engine, Kind};
+use runtime::{Runtime, Tier};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::machine::Machine;
+
+/// A way to isolate, as it is configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// OCI runtimes of this machine, by their command line.
+    Oci,
+    /// Podman, else Docker.
+    Engine,
+    /// Podman's service.
+    Podman,
+    /// Docker's.
+    Docker,
+}
+
+/// What was found out.
+#[derive(Clone, Default)]
+pub struct Choice {
+    /// What is used, the first first.
+    pub runtimes: Vec<Arc<dyn Runtime>>,
+    /// Engines that are not used and may still have sandboxes of this machine: they are waited for, and removed there.
+    pub kept: Vec<Arc<dyn Runtime>>,
+    /// All that was considered, in order, and why it is used or not.
+    pub considered: Vec<BackendStatus>,
+}
+
+/// What was found of one.
+type Found = Result<(Vec<Arc<dyn Runtime>>, String, Vec<String>), Error>;
+
+impl Choice {
+    /// What is used and why not the others, for people (A12.02).
+    pub fn words(&self) -> String {
+        match self.considered.iter().find(|one| one.used) {
+            Some(used) => format!("Using backend: {}", used.name),
+            None => "No backend available".to_owned(),
+        }
+    }
+
+    /// Says it in the log.
+    pub fn log(&self) {
+        match self.is_none() {
+            true => tracing::warn!("{}", self.words()),
+            false => tracing::info!("{}", self.words()),
+        }
+        for one in &self.considered {
+            if one.used {
+                tracing::info!(backend = one.name, lacks = one.lacks.join("; "), "used: {}", one.why);
+            } else {
+                tracing::info!(backend = one.name, fix = one.fix, "not used: {}", one.why);
+            }
+        }
+    }
+
+    /// Whether nothing works.
+    pub fn is_none(&self) -> bool {
+        !self.considered.iter().any(|one| one.used)
+    }
+
+    /// The first runtime whose wall is at least as strong. Never a weaker one.
+    ///
+    /// # Errors
+    /// There is none: why each was not used, and what to do.
+    pub fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
+        match self.runtimes.iter().find(|one| one.tier() >= tier) {
+            Some(runtime) => Ok(Arc::clone(runtime)),
+            None if self.runtimes.is_empty() => Err(Error::Request(none(&self.considered))),
+            None => Err(Error::Request(too_weak())),
+        }
+    }
+}
+
+/// What somebody has chosen who knows.
+impl From<Vec<Arc<dyn Runtime>>> for Choice {
+    fn from(runtimes: Vec<Arc<dyn Runtime>>) -> Self {
+        Self { runtimes, ..Self::default() }
+    }
+}
+
+impl Machine {
+    /// Decides which backends are used: those of the order that work, or without an order the first that does.
+    pub async fn choose(&self, order: &[Backend]) -> Choice {
+        let automatic = [Backend::Oci, Backend::Podman, Backend::Docker];
+        let order = if order.is_empty() { (automatic.as_slice(), true) } else { (order, false) };
+        let mut choice = Choice::default();
+        let mut away: Vec<Arc<dyn Runtime>> = Vec::new();
+        for backend in expanded(order.0) {
+            let name = backend.name().to_owned();
+            let first = choice.considered.iter().find(|one: &&BackendStatus| one.used);
+            let status = match first.filter(|_| order.1) {
+                Some(first) => {
+                    let why = format!("{} comes first, and works", first.name);
+                    BackendStatus { name, why, ..BackendStatus::default() }
+                }
+                None => match self.find(backend).await {
+                    Ok((found, why, lacks)) => {
+                        choice.runtimes.extend(found);
+                        BackendStatus { name, used: true, why, fix: String::new(), lacks }
+                    }
+                    Err(error) => {
+                        let is_away = matches!(error, Error::Runtime(runtime::Error::Unavailable { .. }));
+                        if let Some(engine) =
+                            backend.kind().filter(|_| is_away).and_then(|kind| self.engine(kind).ok())
+                        {
+                            away.push(Arc::new(engine));
+                        }
+                        let error = error.to_api();
+                        BackendStatus { name, why: error.message, fix: error.fix, ..BackendStatus::default() }
+                    }
+                },
+            };
+            choice.considered.push(status);
+        }
+        if choice.runtimes.is_empty() {
+            // Those that are only away are asked again by every call.
+            choice.runtimes.extend(away);
+        }
+        for kind in Kind::ALL {
+            let known = choice.runtimes.iter().any(|one| one.name() == kind.name());
+            if let Some(engine) = Engine::of_before(kind, self.data()).filter(|_| !known) {
+                choice.kept.push(Arc::new(engine));
+            }
+        }
+        choice
+    }
+
+    async fn find(&self, backend: Backend) -> Found {
+        match backend {
+            Backend::Oci => self.find_oci(),
+            Backend::Podman | Backend::Engine => Self::try_engine(self.engine(Kind::Podman)?).await,
+            Backend::Docker => Self::try_engine(self.engine(Kind::Docker)?).await,
+        }
+    }
+
+    fn find_oci(&self) -> Found {
+        if !rustix::process::geteuid().is_root() {
+            return Err(Error::Runtime(runtime::Error::Unavailable {
+                what: "OCI runtimes cannot be used".into(),
+                why: "namespaces, cgroups and disks of sandboxes are made by root".into(),
+                fix: "Run it again with sudo, or use Podman or Docker.".into(),
+            }));
+        }
+        // Says which are known and what to install.
+        self.at_least(Tier::Container)?;
+        let mut found = Vec::new();
+        for flavor in Self::flavors() {
+            if flavor.clone().find().is_ok() {
+                found.push(self.runtime(flavor.name)?);
+            }
+        }
+        let names: Vec<&str> = found.iter().map(|one| one.name()).collect();
+        let why = format!("this is root, and has {}", names.join(", "));
+        Ok((found, why, Vec::new()))
+    }
+
+    /// An engine is used if it answers, and can enforce what every sandbox has (A9.03).
+    async fn try_engine(engine: Engine) -> Found {
+        let facts = engine.facts().await?;
+        let who = if facts.rootless { "rootless" } else { "a daemon that is root" };
+        let why = format!("version {}, {who}, at {}", facts.version, engine.place().address);
+        let lacks = engine.lacks().await?;
+        Ok((vec![Arc::new(engine)], why, lacks))
+    }
+}
+
+impl FromStr for Backend {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Oci, Self::Engine, Self::Podman, Self::Docker];
+        let found = all.into_iter().find(|one| one.name() == text);
+        found.ok_or_else(|| format!("it is one of {}", all.map(Self::name).join(", ")))
+    }
+}
+
+impl Backend {
+    fn kind(self) -> Option<Kind> {
+        match self {
+            Self::Oci | Self::Engine => None,
+            Self::Podman => Some(Kind::Podman),
+            Self::Docker => Some(Kind::Docker),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Oci => "oci",
+            Self::Engine => "engine",
+            Self::Podman => "podman",
+            Self::Docker => "docker",
+        }
+    }
+}
+
+/// What an order means, each once.
+fn expanded(order: &[Backend]) -> Vec<Backend> {
+    let mut all = Vec::new();
+    for backend in order {
+        let meant: &[Backend] = match backend {
+            Backend::Engine => &[Backend::Podman, Backend::Docker],
+            one => std::slice::from_ref(one),
+        };
+        for one in meant {
+            if !all.contains(one) {
+                all.push(*one);
+            }
+        }
+    }
+    all
+}
+
+/// The error where nothing works.
+fn none(considered: &[BackendStatus]) -> api::Error {
+    let reasons: Vec<String> = considered.iter().map(|one| format!("{}: {}", one.name, one.why)).collect();
+    let fix = considered.iter().map(|one| one.fix.as_str()).find(|fix| !fix.is_empty()).unwrap_or_default();
+    api::Error {
+        code: api::ErrorCode::TierUnavailable,
+        message: format!("No backend available. {}", reasons.join(". ")),
+        layer: api::Layer::Platform,
+        ran: api::Ran::No,
+        retry: api::Retry::Safe,
+        fix: format!("{fix} `belljar doctor` tries all of them out."),
+    }
+}
+
+/// The error where nothing is strong enough.
+pub(crate) fn too_weak() -> api::Error {
+    api::Error {
+        code: api::ErrorCode::TierUnavailable,
+        message: "no runtime of this machine is as strong as was asked for".into(),
+        layer: api::Layer::Platform,
+        ran: api::Ran::No,
+        retry: api::Retry::Useless,
+        fix: "Install `runsc` (gVisor) on the machine and restart the server, or ask for a weaker tier."
+            .into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_podman_first_and_everybody_once() {
+        use Backend::{Docker, Engine, Oci, Podman};
+        assert_eq!(expanded(&[Engine, Oci, Docker]), [Podman, Docker, Oci]);
+        assert_eq!(expanded(&[Docker, Engine]), [Docker, Podman]);
+    }
+
+    #[test]
+    fn where_nothing_works_everybody_is_named_with_a_reason() {
+        let status = |name: &str| BackendStatus {
+            name: name.into(),
+            why: "it is not here".into(),
+            fix: "Install it.".into(),
+            ..BackendStatus::default()
+        };
+        let choice = Choice { considered: vec![status("podman"), status("docker")], ..Choice::default() };
+        assert_eq!(choice.words(), "No backend available");
+        let error = choice.at_least(Tier::Container).err().unwrap().to_api();
+        assert_eq!(error.message, "No backend available. podman: it is not here. docker: it is not here");
+        assert!(error.fix.starts_with("Install it."));
+    }
+}

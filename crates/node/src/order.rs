@@ -1,0 +1,66 @@
+//! What a runtime is to make of a sandbox, and which runtime: that of its record, or the next if that is not there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use runtime::{Profile, Runtime, Spec};
+
+use crate::entry::Entry;
+use crate::error::Error;
+use crate::live::Shared;
+use crate::sandbox::Sandbox;
+use crate::template;
+
+impl Shared {
+    /// What the runtime is to make, and which one.
+    pub fn order(&self, entry: &Entry) -> Result<(Spec, Arc<dyn Runtime>), Error> {
+        let record = entry.record();
+        let (layers, image) = template::root(&self.data, &record.layers);
+        let (limits, guest) = (record.sandbox.limits, self.guest.clone());
+        let spec = Spec { layers, image, limits, profile: Profile::Run, guest };
+        Ok((spec, self.runtime_of(entry)?))
+    }
+
+    /// Starts a sandbox with the backend that was chosen for it; if that is not there, with the next that can hold the same (A9.02). What
+    /// has been started stays where it is.
+    pub async fn start(&self, entry: &Entry) -> Result<(Sandbox, Spec), Error> {
+        let mut tried = Vec::new();
+        loop {
+            let (spec, runtime) = self.order(entry)?;
+            let name = runtime.name().to_owned();
+            let error = match Sandbox::start(Arc::clone(&runtime), entry.id().clone(), &spec).await {
+                Ok(sandbox) => return Ok((sandbox, spec)),
+                Err(error) => error,
+            };
+            tried.push(name.clone());
+            let next = self
+                .choice
+                .runtimes
+                .iter()
+                .find(|one| one.tier() >= runtime.tier() && !tried.iter().any(|name| name == one.name()));
+            let (Error::Runtime(runtime::Error::Unavailable { .. }), Some(next)) = (&error, next) else {
+                return Err(error);
+            };
+            // What the first may have made of it is removed, or nothing else is tried.
+            runtime.stop(entry.id(), Duration::ZERO).await?;
+            tracing::warn!(
+                sandbox = %entry.id(), backend = name, next = next.name(), error = error.to_api().message,
+                "the backend could not make it; the next one is tried"
+            );
+            let _alone = entry.alone();
+            entry.moved_to(next.as_ref());
+            self.journal.save(&entry.record())?;
+        }
+    }
+
+    /// The runtime that a sandbox is made with.
+    pub fn runtime_of(&self, entry: &Entry) -> Result<Arc<dyn Runtime>, Error> {
+        let name = entry.record().runtime;
+        let mut all = self.choice.runtimes.iter().chain(&self.choice.kept);
+        let known = all.find(|one| one.name() == name);
+        known.cloned().ok_or_else(|| {
+            let why = format!("{name}, with which it was made, is not installed any more; install it");
+            Error::Runtime(runtime::Error::Unsupported { what: "the end of a sandbox", why })
+        })
+    }
+}

@@ -1,0 +1,115 @@
+//! Templates that an engine makes, for machines on which nothing else can: an image that it is given, or a recipe that it builds.
+//!
+//! Their one layer is named by the image's own digest, so that they are templates like others, which only an engine has.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use runtime::engine::Engine;
+
+use super::build::Order;
+use super::containerfile::named;
+use super::image::Image;
+use super::package::Package;
+use super::recipe::{Copy, Recipe, Step};
+use super::{Progress, Store, Template, Watch, copy, failed, store, unsound};
+use crate::error::Error;
+
+/// Makes a template of an image file, which the engine keeps.
+///
+/// # Errors
+/// The image is not sound, is for another machine, or the engine does not take it.
+pub async fn import(data: &Path, engine: &Engine, name: &str, file: &Path) -> Result<Template, Error> {
+    store::check_name(name)?;
+    let package = Package::open(file)?;
+    let image = Image::read(&package)?;
+    super::image::check_names(&package, &image)?;
+    let archive = File::open(file).map_err(failed("open", file))?;
+    let loaded = engine.load(archive).await?;
+    let template = Template { env: image.env, cwd: image.cwd, ..Template::of(name) };
+    let template = image.note.map_or(template.clone(), |note| note.written_on(template));
+    keep(data, engine, template, &loaded).await
+}
+
+/// Makes a template of a recipe, which the engine builds.
+///
+/// # Errors
+/// A step failed, or the recipe begins with what the engine cannot have.
+pub async fn build(
+    data: &Path,
+    engine: &Engine,
+    order: &Order<'_>,
+    watch: Watch<'_>,
+) -> Result<Template, Error> {
+    store::check_name(order.name)?;
+    if order.registry.is_some() {
+        return Err(unsound(
+            "an engine knows its own registries",
+            "Configure the engine for it, and leave --registry out.",
+        ));
+    }
+    let template = described(order.name, order.recipe)?;
+    let text = order.recipe.containerfile(&template)?;
+    // A name that nothing has that the recipe copies.
+    let file = format!("Containerfile-{}", crate::machine::fresh_id()?);
+    let archive = context(data, order, (&file, &text))?;
+    let tag = named(order.name);
+    let says = |line: &str| watch(Progress::Says(line));
+    engine.build(archive, (&file, &tag), (order.recipe.reaches_out(), order.fresh), &says).await?;
+    keep(data, engine, template, &tag).await
+}
+
+/// What sandboxes of a recipe start with.
+pub fn described(name: &str, recipe: &Recipe) -> Result<Template, Error> {
+    let mut template = Template {
+        policy: recipe.policy()?,
+        start: recipe.start.as_ref().map(super::recipe::Command::argv),
+        ready: recipe.ready.as_ref().map(super::recipe::Command::argv),
+        imports: recipe.imports.clone(),
+        limits: recipe.limits,
+        ..Template::of(name)
+    };
+    for step in &recipe.steps {
+        match step {
+            Step::Env(variables) => template.env.extend(variables.clone()),
+            Step::Workdir(path) => template.cwd = Some(path.clone()),
+            _ => {}
+        }
+    }
+    Ok(template)
+}
+
+/// Gives the image its names, and writes the template down.
+async fn keep(data: &Path, engine: &Engine, template: Template, loaded: &str) -> Result<Template, Error> {
+    let digest = engine.digest(loaded).await?;
+    let template = Template { layers: vec![digest], ..template };
+    for name in [template.image(), named(&template.name)] {
+        engine.tag(loaded, &name).await?;
+    }
+    Store::new(data).save(&template)?;
+    Ok(template)
+}
+
+/// What a build is given: the Containerfile, and what it copies. In a file without a name, so that nothing of it is left.
+fn context(data: &Path, order: &Order<'_>, (name, text): (&str, &str)) -> Result<File, Error> {
+    let directory = data.join("engine");
+    let path = directory.join(format!("context-{}", crate::machine::fresh_id()?));
+    let mut options = File::options();
+    let mut file =
+        options.read(true).write(true).create_new(true).open(&path).map_err(failed("make", &path))?;
+    std::fs::remove_file(&path).map_err(failed("remove", &path))?;
+    let mut archive = tar::Builder::new(&mut file);
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(0o644);
+    header.set_size(text.len() as u64);
+    archive.append_data(&mut header, name, text.as_bytes()).map_err(failed("write", &path))?;
+    for step in &order.recipe.steps {
+        if let Step::Copy(Copy { from, .. }) = step {
+            copy::add(order.home, &Copy { from: from.clone(), to: from.clone() }, &mut archive)?;
+        }
+    }
+    archive.into_inner().map_err(failed("write", &path))?;
+    io::Seek::rewind(&mut file).map_err(failed("read", &path))?;
+    Ok(file)
+}

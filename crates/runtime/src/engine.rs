@@ -1,0 +1,442 @@
+//! Docker and Podman, by the API that both serve.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`place`] | where an engine listens, and what is said when it does not |
+//! | [`facts`] | what an engine says that it can enforce |
+//! | [`container`] | what it is told of one sandbox |
+//! | [`image`] | root file systems, sealed with the guest in them |
+//! | [`channel`] | the channel: bytes through an exec |
+//! | [`written`] | what is written down here: a directory and a lock for each sandbox |
+//! | [`posture`] | what process 1 says of itself, and what should be |
+//!
+//! ```text
+//! (nothing) ──directory, lock──▶ written down ──sealed image, container──▶ made ──start──▶ running
+//!     ▲                               │                                      │               │
+//!     └─────────────── stop: container by its name, directory last ──────────┴───────────────┘
+//! ```
+//!
+//! The engine keeps everything of a sandbox in one container whose name is made of the sandbox's id; labels say whose it is.
+//! Nothing of this machine is mounted into it, so the engine can be on another one. What is here is a directory with a lock.
+
+mod channel;
+mod container;
+mod facts;
+mod image;
+pub mod place;
+mod posture;
+mod written;
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use api::SandboxId;
+use api::limits::Limits;
+use api::posture::Posture;
+use bollard::Docker;
+use bollard::models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum as Status};
+use bollard::query_parameters::{
+    CreateContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder,
+    StatsOptionsBuilder, StopContainerOptionsBuilder, WaitContainerOptionsBuilder,
+};
+use futures_util::StreamExt as _;
+use tokio::net::UnixStream;
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+
+pub use facts::Facts;
+pub use image::EMPTY;
+pub use place::{Kind, Place};
+
+use crate::hand::Lock;
+use crate::oci::seccomp;
+use crate::{Error, Exit, Listed, Profile, Runtime, Spec, Tier, Usage, files, hand};
+use container::Dialect;
+use written::{MADE, owner};
+
+/// An engine that is restarted is away for some seconds.
+const AGAIN: Duration = Duration::from_millis(200);
+/// The longest between two tries to have process 1 called: each is a process inside, while there may be no room for one.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A removal that somebody else has begun is over by then.
+const REMOVED_WITHIN: Duration = Duration::from_secs(30);
+/// An engine is asked to wait in pieces: a connection on which nothing is ever said may be one to nobody.
+const WAIT_PIECE: Duration = Duration::from_secs(60);
+/// How an engine says that there is no such thing.
+const NOT_FOUND: u16 = 404;
+/// How it says that somebody else is at it.
+const CONFLICT: u16 = 409;
+
+/// One engine and one data directory. Cheap to clone.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    place: Place,
+    /// Where the directories of its sandboxes are.
+    home: PathBuf,
+    /// What tells our sandboxes from others' on the same engine.
+    owner: String,
+    /// Reached, and asked what it can do: at the first use.
+    reached: OnceCell<(Docker, Facts)>,
+    /// What this process holds of each sandbox.
+    locks: Mutex<HashMap<SandboxId, Lock>>,
+}
+
+impl Engine {
+    /// Drives the engine at this place, with what has to be written down kept below this directory. Nobody is asked yet.
+    ///
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn new(place: Place, data: &std::path::Path) -> Result<Self, Error> {
+        let home = data.join("engine");
+        std::fs::create_dir_all(&home).map_err(|source| files::failed("make directory", &home, source))?;
+        // One engine may serve both sockets: what is of one name is not of the other.
+        let owner = format!("{}-{}", owner(&home)?, place.kind.name());
+        let home = home.join(place.kind.name());
+        files::directory(&home, 0o700)?;
+        let (reached, locks) = (OnceCell::new(), Mutex::default());
+        Ok(Self { shared: Arc::new(Shared { place, home, owner, reached, locks }) })
+    }
+
+    /// What the engine says that it is and can do.
+    ///
+    /// # Errors
+    /// It does not answer, or cannot enforce what every sandbox has.
+    pub async fn facts(&self) -> Result<&Facts, Error> {
+        Ok(&self.reach().await?.1)
+    }
+
+    /// Where it is.
+    pub fn place(&self) -> &Place {
+        &self.shared.place
+    }
+
+    /// Whether it has an image of that name.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub async fn has(&self, image: &str) -> Result<bool, Error> {
+        let found = self.docker().await?.inspect_image(image).await;
+        Ok(unless_gone(found).map_err(|error| self.failed("look for an image", error))?.is_some())
+    }
+
+    async fn reach(&self) -> Result<&(Docker, Facts), Error> {
+        let reach = async || {
+            let docker = self.shared.place.connect().await?;
+            let facts = Facts::ask(&docker, &self.shared.place).await?;
+            Ok((docker, facts))
+        };
+        self.shared.reached.get_or_try_init(reach).await
+    }
+
+    async fn docker(&self) -> Result<&Docker, Error> {
+        Ok(&self.reach().await?.0)
+    }
+
+    /// The error for something that the engine did not do.
+    fn failed(&self, act: &str, error: bollard::errors::Error) -> Error {
+        self.shared.place.failed(act, error)
+    }
+
+    fn silent(&self, why: &str) -> Error {
+        self.shared.place.silent(why.to_owned())
+    }
+
+    /// What the engine says of a sandbox's container, if there is one.
+    async fn inspect(&self, id: &SandboxId) -> Result<Option<ContainerInspectResponse>, Error> {
+        let found = self.docker().await?.inspect_container(&container::name(id), None).await;
+        unless_gone(found).map_err(|error| self.failed("look at a container", error))
+    }
+
+    async fn state(&self, id: &SandboxId) -> Result<Option<ContainerState>, Error> {
+        Ok(self.inspect(id).await?.map(|found| found.state.unwrap_or_default()))
+    }
+
+    async fn make(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
+        let (docker, facts) = self.reach().await?;
+        facts.check(spec)?;
+        let image = self.sealed(docker, &spec.image, &spec.guest).await?;
+        let labels = container::labels(id, &self.shared.owner);
+        let body = container::body(spec, image, &self.dialect(facts)?, labels);
+        // From here on the engine may have something of it.
+        files::write(&self.directory(id).join(MADE), &self.shared.place.address)?;
+        let name = CreateContainerOptionsBuilder::new().name(&container::name(id)).build();
+        match docker.create_container(Some(name), body).await {
+            Ok(_) => {}
+            // Of this name, but not of this data directory: nothing here is ours to remove.
+            Err(error) if status(&error) == Some(CONFLICT) => return Err(Error::Exists(id.clone())),
+            Err(error) => return Err(self.failed("make a container", error)),
+        }
+        let started = docker.start_container(&container::name(id), None).await;
+        started.map_err(|error| self.failed("start a container", error))
+    }
+
+    /// What this engine understands.
+    fn dialect(&self, facts: &Facts) -> Result<Dialect, Error> {
+        if !facts.is_podman {
+            return Ok(Dialect::Docker);
+        }
+        if !self.shared.place.is_local() {
+            return Err(Error::Unsupported {
+                what: "the filter of system calls",
+                why: "Podman reads it from a file of its own machine, which is another one; use Docker there, or Belljar itself".into(),
+            });
+        }
+        let filter = self.shared.home.with_file_name("seccomp.json");
+        // Starts go on beside each other, also of other processes.
+        let draft = format!("{}-{:?}", std::process::id(), std::thread::current().id());
+        files::replace_by(&filter, &seccomp::filter(Tier::Container).to_string(), &draft)?;
+        Ok(Dialect::Podman { filter })
+    }
+
+    /// Removes the container, whatever it is doing, and then what is written down of it.
+    async fn teardown(&self, id: &SandboxId) -> Result<(), Error> {
+        let directory = self.directory(id);
+        match (directory.exists(), directory.join(MADE).exists()) {
+            (true, false) => {}
+            (true, true) => self.remove_container(id).await?,
+            // What is not written down was removed, or is a stranger's: an engine that is away keeps nobody waiting for that.
+            (false, _) => match self.remove_container(id).await {
+                Ok(()) | Err(Error::Unavailable { .. }) => {}
+                Err(error) => return Err(error),
+            },
+        }
+        files::remove_shallow(&directory, 0)?;
+        self.locks().remove(id);
+        Ok(())
+    }
+
+    async fn remove_container(&self, id: &SandboxId) -> Result<(), Error> {
+        let docker = self.docker().await?;
+        let deadline = Instant::now() + REMOVED_WITHIN;
+        loop {
+            // Of another data directory: its name is the same, and it is not ours.
+            let found = self.inspect(id).await?;
+            if found.is_none_or(|found| !container::is_of(&found, &self.shared.owner)) {
+                return Ok(());
+            }
+            let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
+            match docker.remove_container(&container::name(id), Some(options)).await {
+                Ok(()) => {}
+                // Gone, or somebody else is removing it.
+                Err(error) if matches!(status(&error), Some(NOT_FOUND | CONFLICT)) => {}
+                Err(error) => return Err(self.failed("remove a container", error)),
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::Deadline { what: "the removal of a container", after: REMOVED_WITHIN });
+            }
+            tokio::time::sleep(AGAIN / 10).await;
+        }
+    }
+
+    /// Whether the engine has a sandbox's container, however long it takes until it answers.
+    async fn is_known(&self, id: &SandboxId) -> bool {
+        loop {
+            match self.state(id).await {
+                Ok(state) => return state.is_some_and(|state| state.status != Some(Status::REMOVING)),
+                Err(_) => tokio::time::sleep(AGAIN).await,
+            }
+        }
+    }
+
+    /// Waits for the end of a container that was seen, however often the engine goes away meanwhile.
+    async fn await_end(&self, id: &SandboxId) -> Exit {
+        loop {
+            match self.state(id).await {
+                Ok(None) => return Exit::Unknown,
+                Ok(Some(state)) if is_over(&state) => return exit(&state),
+                Ok(Some(_)) => self.await_piece(id).await,
+                Err(_) => {}
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Waits until something may have changed.
+    async fn await_piece(&self, id: &SandboxId) {
+        let Ok(docker) = self.docker().await else { return };
+        let options = WaitContainerOptionsBuilder::new().condition("not-running").build();
+        let mut waiting = std::pin::pin!(docker.wait_container(&container::name(id), Some(options)));
+        let _ = tokio::time::timeout(WAIT_PIECE, waiting.next()).await;
+    }
+}
+
+#[async_trait::async_trait]
+impl Runtime for Engine {
+    fn name(&self) -> &str {
+        self.shared.place.kind.name()
+    }
+
+    fn tier(&self) -> Tier {
+        Tier::Container
+    }
+
+    fn takes_images(&self) -> bool {
+        true
+    }
+
+    fn within(&self, limits: Limits) -> Limits {
+        let limits =
+            Limits { disk_bytes: limits.disk_bytes.min(container::disk_bytes_max(&limits)), ..limits };
+        Limits { disk_inodes: limits.disk_inodes.min(container::disk_inodes_max(&limits)), ..limits }
+    }
+
+    async fn lacks(&self) -> Result<Vec<String>, Error> {
+        Ok(self.facts().await?.lacks())
+    }
+
+    async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
+        if spec.profile != Profile::Run {
+            return Err(Error::Unsupported {
+                what: "making a template",
+                why: format!(
+                    "{} runs sandboxes and does not unpack or build layers; use `belljar build-sandbox`, or be root on Linux",
+                    self.name()
+                ),
+            });
+        }
+        container::check(&spec.limits)?;
+        // A start that nobody waits for any more must still become a sandbox or nothing.
+        let (engine, id, spec) = (self.clone(), id.clone(), spec.clone());
+        let start = tokio::spawn(async move {
+            engine.reserve(&id)?;
+            match engine.make(&id, &spec).await {
+                Ok(()) => Ok(()),
+                Err(error) => {
+                    // The first error is the one to know; what a failed teardown leaves is listed and can be stopped again.
+                    let _ = engine.teardown(&id).await;
+                    Err(error)
+                }
+            }
+        });
+        start.await.map_err(|source| Error::System { act: "finish a start".into(), source: source.into() })?
+    }
+
+    async fn connect(&self, id: &SandboxId, within: Duration) -> Result<UnixStream, Error> {
+        let deadline = Instant::now() + within;
+        let late = || Error::Deadline { what: "the guest's call", after: within };
+        match tokio::time::timeout_at(deadline, self.is_known(id)).await {
+            Ok(true) => self.take(id)?,
+            Ok(false) => return Err(Error::NotFound(id.clone())),
+            Err(_) => return Err(late()),
+        }
+        let ended = self.await_end(id);
+        let dialled = async {
+            let mut pause = AGAIN / 10;
+            loop {
+                match self.dial(id, deadline).await {
+                    Ok(stream) => return stream,
+                    // It is not listening yet, the engine is away, or the sandbox is full of processes.
+                    Err(_) => tokio::time::sleep(pause).await,
+                }
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+        };
+        tokio::select! {
+            stream = dialled => Ok(stream),
+            _ = ended => Err(Error::Ended(id.clone())),
+            () = tokio::time::sleep_until(deadline) => Err(late()),
+        }
+    }
+
+    async fn wait(&self, id: &SandboxId) -> Result<Exit, Error> {
+        match self.is_known(id).await {
+            true => Ok(self.await_end(id).await),
+            false => Err(Error::NotFound(id.clone())),
+        }
+    }
+
+    async fn stop(&self, id: &SandboxId, grace: Duration) -> Result<(), Error> {
+        if !grace.is_zero()
+            && self.directory(id).join(MADE).exists()
+            && self.state(id).await?.is_some_and(|state| state.running == Some(true))
+        {
+            let seconds = i32::try_from(grace.as_millis().div_ceil(1000)).unwrap_or(i32::MAX);
+            let options = StopContainerOptionsBuilder::new().t(seconds).build();
+            // Either it ended by itself, or it is killed now.
+            let _ = self.docker().await?.stop_container(&container::name(id), Some(options)).await;
+        }
+        self.teardown(id).await
+    }
+
+    async fn list(&self) -> Result<Vec<Listed>, Error> {
+        self.check_place()?;
+        // Named one by one: Podman has states that nobody else knows, of containers that have ended.
+        let states = ["created", "running", "paused", "exited"].map(str::to_owned).to_vec();
+        let filters =
+            HashMap::from([("label", vec![container::owned(&self.shared.owner)]), ("status", states)]);
+        let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
+        let found = self.docker().await?.list_containers(Some(options)).await;
+        let found = found.map_err(|error| self.failed("list containers", error))?;
+        let mut alive = BTreeSet::new();
+        let mut known = BTreeSet::new();
+        for summary in found {
+            let Some(id) = container::id_in(summary.labels.unwrap_or_default()) else { continue };
+            if summary.state.is_some_and(|state| container::LIVES.contains(&state)) {
+                alive.insert(id.clone());
+            }
+            known.insert(id);
+        }
+        known.extend(self.written_down()?);
+        let owned = |id: &SandboxId| hand::is_taken(&self.directory(id).join("lock"));
+        let listed = known.into_iter();
+        Ok(listed.map(|id| Listed { owned: owned(&id), alive: alive.contains(&id), id }).collect())
+    }
+
+    async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
+        let state = self.state(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
+        let options = StatsOptionsBuilder::new().stream(false).one_shot(true).build();
+        let docker = self.docker().await?;
+        let mut answers = std::pin::pin!(docker.stats(&container::name(id), Some(options)));
+        let stats = match answers.next().await {
+            Some(stats) => stats.map_err(|error| self.failed("ask what a container uses", error))?,
+            None => return Err(Error::Ended(id.clone())),
+        };
+        Ok(container::usage(&stats, &state))
+    }
+
+    async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error> {
+        let found = self.inspect(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
+        let said = self.ask_first(id).await?;
+        let facts = self.facts().await?;
+        let differences = posture::differences(&said, &found, facts);
+        Ok((said, differences))
+    }
+}
+
+/// Whether nothing runs in a container any more, or ever will.
+fn is_over(state: &ContainerState) -> bool {
+    matches!(state.status, Some(Status::EXITED | Status::DEAD | Status::REMOVING))
+}
+
+/// How process 1 ended. An engine has one number for exit codes and signals, and the guest has no code above 128. It says 0 also
+/// where it does not know yet.
+fn exit(state: &ContainerState) -> Exit {
+    match state.exit_code.and_then(|code| i32::try_from(code).ok()) {
+        Some(code @ 1..=127) => Exit::Exited(code),
+        Some(code @ 129..=192) => Exit::Signaled(code - 128),
+        _ => Exit::Unknown,
+    }
+}
+
+/// The status that an engine answered with.
+fn status(error: &bollard::errors::Error) -> Option<u16> {
+    match error {
+        bollard::errors::Error::DockerResponseServerError { status_code, .. } => Some(*status_code),
+        _ => None,
+    }
+}
+
+/// What was found, or that there is no such thing.
+fn unless_gone<T>(found: Result<T, bollard::errors::Error>) -> Result<Option<T>, bollard::errors::Error> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if status(&error) == Some(NOT_FOUND) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,125 @@
+//! The channel: bytes through an exec of `guest connect`, which the engine runs inside.
+//!
+//! The rest of the node wants a socket. It gets one end of a pair; a task of ours passes on between the other end and the engine.
+
+use std::time::Duration;
+
+use api::SandboxId;
+use api::hello::{HELLO_BYTES, Hello, Kind};
+use api::posture::Posture;
+use bollard::container::LogOutput;
+use bollard::exec::{CreateExecOptions, StartExecOptions, StartExecResults};
+use futures_util::{Stream, StreamExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+
+use super::{Engine, container};
+use crate::Error;
+
+/// What is read at once from the node's side. Engines pass on 32 KiB at a time.
+const PIECE_BYTES: usize = 64 * 1024;
+/// What an exec may say of a posture.
+const SAID_BYTES_MAX: usize = 1 << 20;
+/// A program that says one line and ends.
+const SAYS_WITHIN: Duration = Duration::from_secs(20);
+
+type Said = std::pin::Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
+type Heard = std::pin::Pin<Box<dyn AsyncWrite + Send>>;
+
+impl Engine {
+    /// Has process 1 called, and greets it.
+    pub(super) async fn dial(&self, id: &SandboxId, deadline: Instant) -> Result<UnixStream, Error> {
+        let (said, heard) = self.run_inside(id, &["connect"]).await?;
+        let (ours, theirs) = UnixStream::pair()
+            .map_err(|source| Error::System { act: format!("make a channel to {id}"), source })?;
+        tokio::spawn(pass_on(theirs, said, heard));
+        tokio::time::timeout_at(deadline, greet(ours))
+            .await
+            .map_err(|_| Error::Deadline { what: "the guest's greeting", after: Duration::ZERO })?
+            .map_err(|why| Error::Impostor { id: id.clone(), why })
+    }
+
+    /// What process 1 says of itself.
+    pub(super) async fn ask_first(&self, id: &SandboxId) -> Result<Posture, Error> {
+        let (mut said, _heard) = self.run_inside(id, &["posture", "first"]).await?;
+        let mut text = Vec::new();
+        let read = async {
+            while let Some(Ok(piece)) = said.next().await {
+                if let LogOutput::StdOut { message } = piece {
+                    text.extend_from_slice(&message);
+                }
+                if text.len() > SAID_BYTES_MAX {
+                    break;
+                }
+            }
+        };
+        let late = |_| Error::Deadline { what: "process 1's posture", after: SAYS_WITHIN };
+        tokio::time::timeout(SAYS_WITHIN, read).await.map_err(late)?;
+        serde_json::from_slice(&text).map_err(|error| Error::Impostor {
+            id: id.clone(),
+            why: format!("process 1 did not say what it can do: {error}"),
+        })
+    }
+
+    /// Has the engine run the guest's program inside, as root: its output, and its input.
+    async fn run_inside(&self, id: &SandboxId, words: &[&str]) -> Result<(Said, Heard), Error> {
+        let docker = self.docker().await?;
+        let options = CreateExecOptions {
+            attach_stdin: Some(true),
+            attach_stdout: Some(true),
+            tty: Some(false),
+            cmd: Some(["/.belljar/guest"].iter().chain(words).copied().collect()),
+            user: Some("0:0"),
+            working_dir: Some("/"),
+            ..CreateExecOptions::default()
+        };
+        let made = docker.create_exec(&container::name(id), options).await;
+        let made = made.map_err(|error| self.failed("run something inside", error))?;
+        let started = docker.start_exec(&made.id, Some(StartExecOptions::default())).await;
+        match started.map_err(|error| self.failed("run something inside", error))? {
+            StartExecResults::Attached { output, input } => Ok((output, input)),
+            StartExecResults::Detached => Err(Error::Ended(id.clone())),
+        }
+    }
+}
+
+/// Hears the guest's greeting and answers with ours: no descriptor passes through an engine.
+async fn greet(mut stream: UnixStream) -> Result<UnixStream, String> {
+    let mut bytes = [0; HELLO_BYTES];
+    let heard = stream.read_exact(&mut bytes).await;
+    heard.map_err(|error| format!("it said less than a greeting: {error}"))?;
+    Hello::decode(&bytes).map_err(|error| error.to_string())?;
+    let answer = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false };
+    let sent = stream.write_all(&answer.encode()).await;
+    sent.map_err(|error| format!("it could not be answered: {error}"))?;
+    Ok(stream)
+}
+
+/// Passes on until either side ends; then both do.
+async fn pass_on(node: UnixStream, mut said: Said, mut heard: Heard) {
+    let (mut from_node, mut to_node) = node.into_split();
+    let outwards = async {
+        while let Some(Ok(piece)) = said.next().await {
+            // What the guest writes to standard error is for nobody.
+            if let LogOutput::StdOut { message } = piece
+                && to_node.write_all(&message).await.is_err()
+            {
+                return;
+            }
+        }
+    };
+    let inwards = async {
+        let mut piece = vec![0; PIECE_BYTES];
+        while let Ok(count @ 1..) = from_node.read(&mut piece).await {
+            let Some(bytes) = piece.get(..count) else { return };
+            if heard.write_all(bytes).await.is_err() || heard.flush().await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = outwards => {}
+        () = inwards => {}
+    }
+}

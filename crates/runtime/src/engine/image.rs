@@ -1,0 +1,283 @@
+//! Root file systems that an engine has, sealed with the guest in them.
+//!
+//! A sandbox's root is read-only, and engines put nothing into such a container before its start. So for each root file system and
+//! each version of the guest there is an image with both, made once: a container that is never started, the guest put into it, kept.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use bollard::Docker;
+use bollard::models::{ContainerConfig, ContainerCreateBody};
+use bollard::query_parameters::{
+    BuildImageOptionsBuilder, CommitContainerOptionsBuilder, CreateContainerOptions,
+    CreateImageOptionsBuilder, ImportImageOptionsBuilder, ListContainersOptionsBuilder,
+    RemoveContainerOptionsBuilder, TagImageOptionsBuilder, UploadToContainerOptionsBuilder,
+};
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+
+use super::{Engine, unless_gone};
+use crate::{Error, files};
+
+/// A root file system with nothing in it.
+pub const EMPTY: &str = "localhost/belljar/empty:latest";
+/// Where sealed images are kept.
+const SEALED: &str = "localhost/belljar/sealed";
+/// Says of a container that an image is being sealed in it, and by whom.
+const SEALING: &str = "dev.belljar.sealing";
+/// Whoever seals is done by then, or dead.
+const OLD_SECONDS: u64 = 600;
+/// What is read at once of an archive.
+const PIECE_BYTES: usize = 1 << 20;
+/// What is told of a build that failed: the last that it said.
+const TAIL_CHARS_MAX: usize = 200;
+/// How much of a digest names an image.
+const DIGITS: usize = 16;
+
+impl Engine {
+    /// Takes an image from an archive, with the names that it has there, and says one of them.
+    ///
+    /// # Errors
+    /// The engine does not answer, or cannot read it.
+    pub async fn load(&self, archive: File) -> Result<String, Error> {
+        let docker = self.docker().await?;
+        let mut said = std::pin::pin!(docker.import_image_stream(
+            ImportImageOptionsBuilder::new().quiet(true).build(),
+            stream::unfold(Some(archive), piece),
+            None,
+        ));
+        let mut name = None;
+        while let Some(line) = said.next().await {
+            let line = line.map_err(|error| self.failed("load an image", error))?;
+            let said = line.stream.unwrap_or_default();
+            // `Loaded image: NAME`, or `Loaded image ID: sha256:…` where it has no name.
+            name = said.trim().split_once(": ").map(|(_, name)| name.to_owned()).or(name);
+        }
+        name.ok_or_else(|| self.silent("it does not say what it has loaded"))
+    }
+
+    /// Builds an image of this name from an archive with a Containerfile.
+    ///
+    /// # Errors
+    /// A step failed, or the engine does not answer.
+    pub async fn build(
+        &self,
+        archive: File,
+        (file, name): (&str, &str),
+        (reaches_out, fresh): (bool, bool),
+        says: &(dyn Fn(&str) + Sync),
+    ) -> Result<(), Error> {
+        let docker = self.docker().await?;
+        let options = BuildImageOptionsBuilder::new().dockerfile(file).t(name).rm(true).forcerm(true);
+        // Nothing is reached that the recipe does not ask for.
+        let options = if reaches_out { options } else { options.networkmode("none") };
+        let body = bollard::body_try_stream(stream::unfold(Some(archive), piece));
+        let mut said = std::pin::pin!(docker.build_image(options.nocache(fresh).build(), None, Some(body)));
+        let mut tail = String::new();
+        while let Some(line) = said.next().await {
+            let line = line.map_err(|error| self.failed(&format!("build {name}, after {tail:?}"), error))?;
+            let text = line.stream.unwrap_or_default();
+            if let Some(last) = text.lines().rfind(|line| !line.trim().is_empty()) {
+                says(last);
+                tail = last.chars().take(TAIL_CHARS_MAX).collect();
+            }
+        }
+        Ok(())
+    }
+
+    /// The digest of an image, as hexadecimal digits.
+    ///
+    /// # Errors
+    /// There is no such image, or the engine does not answer.
+    pub async fn digest(&self, image: &str) -> Result<String, Error> {
+        let found = self.docker().await?.inspect_image(image).await;
+        let found = found.map_err(|error| self.failed("look at an image", error))?;
+        Ok(found.id.unwrap_or_default().trim_start_matches("sha256:").to_owned())
+    }
+
+    /// Gives an image another name as well.
+    ///
+    /// # Errors
+    /// There is no such image, or the engine does not answer.
+    pub async fn tag(&self, image: &str, name: &str) -> Result<(), Error> {
+        let (repo, tag) = name.rsplit_once(':').unwrap_or((name, "latest"));
+        let options = TagImageOptionsBuilder::new().repo(repo).tag(tag).build();
+        let tagged = self.docker().await?.tag_image(image, Some(options)).await;
+        tagged.map_err(|error| self.failed("name an image", error))
+    }
+
+    /// The sealed image of a root file system and this guest; made if it is not there.
+    pub(super) async fn sealed(&self, docker: &Docker, image: &str, guest: &Path) -> Result<String, Error> {
+        let found = unless_gone(docker.inspect_image(image).await);
+        let found = match found.map_err(|error| self.failed("look for an image", error))? {
+            Some(found) => found,
+            None if image == EMPTY => self.make_empty(docker).await?,
+            None => return Err(self.no_image(image)),
+        };
+        if found
+            .config
+            .as_ref()
+            .and_then(|config| config.volumes.as_ref())
+            .is_some_and(|volumes| !volumes.is_empty())
+        {
+            return Err(Error::Unsupported {
+                what: "disk_bytes",
+                why: format!(
+                    "the image {image} has volumes, which {} would put on its disk without a limit; remove VOLUME from it",
+                    self.place().kind.name()
+                ),
+            });
+        }
+        let root = found.id.unwrap_or_default();
+        let root = root.trim_start_matches("sha256:");
+        let named = guest.file_name().unwrap_or_default().to_string_lossy();
+        // Which image it became is written down here and nowhere else: a name can be given to any image by whoever has one loaded.
+        let note = self.notes().join(format!("{root}-{named}"));
+        if let Some(sealed) = files::read_if_there(&note)?
+            && self.has(&sealed).await?
+        {
+            return Ok(sealed);
+        }
+        let sealed = self.seal(docker, root, guest).await;
+        let sealed = sealed.map_err(|error| self.failed("put the guest into an image", error))?;
+        files::directory(&self.notes(), 0o700)?;
+        files::replace_by(&note, &sealed, &std::process::id().to_string())?;
+        Ok(sealed)
+    }
+
+    /// Where it is written down which image a root file system and a guest became.
+    fn notes(&self) -> PathBuf {
+        self.shared.home.with_file_name(format!("{}-sealed", self.place().kind.name()))
+    }
+
+    /// Makes a sealed image, and says its digest. Two at once make two, of which one is used from then on.
+    async fn seal(
+        &self,
+        docker: &Docker,
+        root: &str,
+        guest: &Path,
+    ) -> Result<String, bollard::errors::Error> {
+        self.remove_old_seals(docker).await?;
+        let body = ContainerCreateBody {
+            image: Some(root.to_owned()),
+            entrypoint: Some(vec!["/.belljar/guest".into()]),
+            cmd: Some(Vec::new()),
+            labels: Some(HashMap::from([(SEALING.to_owned(), self.shared.owner.clone())])),
+            network_disabled: Some(true),
+            ..ContainerCreateBody::default()
+        };
+        let made = docker.create_container(None::<CreateContainerOptions>, body).await?;
+        let sealed = self.fill(docker, &made.id, guest).await;
+        let options = RemoveContainerOptionsBuilder::new().force(true).build();
+        let removed = docker.remove_container(&made.id, Some(options)).await;
+        sealed.and_then(|sealed| removed.map(|()| sealed))
+    }
+
+    async fn fill(&self, docker: &Docker, id: &str, guest: &Path) -> Result<String, bollard::errors::Error> {
+        let put = UploadToContainerOptionsBuilder::new().path("/").build();
+        let podman = self.facts().await.is_ok_and(|facts| facts.is_podman);
+        let archive = archive(guest, podman)?;
+        docker.upload_to_container(id, Some(put), bollard::body_full(archive.into())).await?;
+        // By a name of its own: an image without any is swept up by `docker image prune`.
+        let tag: String = id.chars().take(DIGITS).collect();
+        let keep =
+            CommitContainerOptionsBuilder::new().container(id).repo(SEALED).tag(&tag).pause(false).build();
+        Ok(docker.commit_container(keep, ContainerConfig::default()).await?.id)
+    }
+
+    /// Removes what is left of those who died while sealing.
+    async fn remove_old_seals(&self, docker: &Docker) -> Result<(), bollard::errors::Error> {
+        let filters = HashMap::from([
+            ("label", vec![format!("{SEALING}={}", self.shared.owner)]),
+            ("status", vec!["created".to_owned()]),
+        ]);
+        let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        for one in docker.list_containers(Some(options)).await? {
+            let age =
+                now.as_secs().saturating_sub(one.created.and_then(|at| u64::try_from(at).ok()).unwrap_or(0));
+            if let Some(id) = one.id.filter(|_| age > OLD_SECONDS) {
+                let options = RemoveContainerOptionsBuilder::new().force(true).build();
+                unless_gone(docker.remove_container(&id, Some(options)).await)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn make_empty(&self, docker: &Docker) -> Result<bollard::models::ImageInspect, Error> {
+        let failed = |error| self.failed("make an empty image", error);
+        let (repo, tag) = EMPTY.split_once(':').unwrap_or((EMPTY, "latest"));
+        let options = CreateImageOptionsBuilder::new().from_src("-").repo(repo).tag(tag).build();
+        let mut root = tar::Builder::new(Vec::new());
+        let made = ["proc/", "dev/", "sys/", "tmp/", "workspace/", "home/sandbox/"]
+            .iter()
+            .try_for_each(|path| {
+                root.append_data(&mut header(tar::EntryType::Directory, 0, 0o755), path, std::io::empty())
+            })
+            .and_then(|()| root.into_inner());
+        let root = made.map_err(|error| failed(error.into()))?;
+        let mut said =
+            std::pin::pin!(docker.create_image(Some(options), Some(bollard::body_full(root.into())), None));
+        while let Some(line) = said.next().await {
+            line.map_err(failed)?;
+        }
+        docker.inspect_image(EMPTY).await.map_err(failed)
+    }
+
+    fn no_image(&self, image: &str) -> Error {
+        let name = self.place().kind.name();
+        Error::Unavailable {
+            what: format!("{name} has no image of this template"),
+            why: format!("{image} is not there"),
+            fix: "Make it with `belljar build-sandbox NAME`, the template's name or its recipe.".into(),
+        }
+    }
+}
+
+/// The next piece of a file; after the last, or an error, there is none.
+async fn piece(archive: Option<File>) -> Option<(std::io::Result<Bytes>, Option<File>)> {
+    let mut file = archive?;
+    let read = tokio::task::spawn_blocking(move || {
+        let mut bytes = vec![0; PIECE_BYTES];
+        let count = file.read(&mut bytes)?;
+        bytes.truncate(count);
+        Ok((Bytes::from(bytes), file))
+    });
+    match read.await.unwrap_or_else(|error| Err(error.into())) {
+        Ok((bytes, _)) if bytes.is_empty() => None,
+        Ok((bytes, file)) => Some((Ok(bytes), Some(file))),
+        Err(error) => Some((Err(error), None)),
+    }
+}
+
+/// The guest as an archive, at its place.
+fn archive(guest: &Path, podman: bool) -> Result<Vec<u8>, bollard::errors::Error> {
+    let bytes = std::fs::read(guest)?;
+    let mut archive = tar::Builder::new(Vec::new());
+    // What is mounted at a place has the mode that the place has, whatever the engine was told.
+    // Podman cannot be told whose it is either: there, all may write.
+    let open: &[(&str, u32)] =
+        if podman { &[("workspace/", 0o1777), ("home/sandbox/", 0o1777)] } else { &[] };
+    for (path, mode) in [(".belljar/", 0o755), (".belljar/spool/", 0o700)].iter().chain(open).copied() {
+        archive.append_data(&mut header(tar::EntryType::Directory, 0, mode), path, std::io::empty())?;
+    }
+    let size = bytes.len() as u64;
+    archive.append_data(
+        &mut header(tar::EntryType::Regular, size, 0o555),
+        ".belljar/guest",
+        bytes.as_slice(),
+    )?;
+    Ok(archive.into_inner()?)
+}
+
+fn header(kind: tar::EntryType, size: u64, mode: u32) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_size(size);
+    header.set_uid(0);
+    header.set_gid(0);
+    header
+}

@@ -1,0 +1,228 @@
+//! Where an engine listens, and what is said when it does not.
+
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bollard::{ClientVersion, Docker};
+
+use crate::Error;
+
+/// Versions of the API that we speak, the newest first: engines of today refuse the older, those of Debian 12 the newer.
+const VERSIONS: [ClientVersion; 2] = [
+    ClientVersion { major_version: 1, minor_version: 44 },
+    ClientVersion { major_version: 1, minor_version: 41 },
+];
+/// Starting a container on a busy machine takes seconds, loading an image much longer; only its answer counts.
+const ANSWERS_WITHIN_SECONDS: u64 = 120;
+
+/// Who answers at all answers this at once.
+const PROBED_WITHIN: Duration = Duration::from_secs(10);
+/// What is told on of an engine's own words.
+const SAID_CHARS_MAX: usize = 400;
+
+/// Which engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Podman's service. Preferred: it needs no root.
+    Podman,
+    /// Docker's.
+    Docker,
+}
+
+/// An engine, and where it listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which it is.
+    pub kind: Kind,
+    /// Its address: `unix:///run/podman/podman.sock`, `tcp://HOST:PORT`.
+    pub address: String,
+}
+
+impl Kind {
+    /// Both, the preferred first.
+    pub const ALL: [Self; 2] = [Self::Podman, Self::Docker];
+
+    /// The name people use for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Podman => "podman",
+            Self::Docker => "docker",
+        }
+    }
+
+    /// The variable that names its address.
+    pub(super) fn variable(self) -> &'static str {
+        match self {
+            Self::Podman => "CONTAINER_HOST",
+            Self::Docker => "DOCKER_HOST",
+        }
+    }
+
+    /// How its service is installed.
+    fn install(self) -> &'static str {
+        match self {
+            Self::Podman => {
+                "Install it (`apt-get install podman`) and start its service: `systemctl --user enable --now podman.socket`."
+            }
+            Self::Docker => "Install it (`apt-get install docker.io`, or Docker Desktop) and start it.",
+        }
+    }
+
+    /// How its service is started.
+    fn begin(self) -> &'static str {
+        match self {
+            Self::Podman => {
+                "Start it: `systemctl --user start podman.socket`, or `systemctl start podman.socket` as root."
+            }
+            Self::Docker => "Start it: `systemctl start docker`, or open Docker Desktop.",
+        }
+    }
+
+    /// Where it usually listens, what needs no root first.
+    fn sockets(self) -> Vec<PathBuf> {
+        let user = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(
+            || PathBuf::from(format!("/run/user/{}", rustix::process::getuid().as_raw())),
+            PathBuf::from,
+        );
+        let home = std::env::var_os("HOME").map(PathBuf::from);
+        match self {
+            Self::Podman => vec![user.join("podman/podman.sock"), "/run/podman/podman.sock".into()],
+            Self::Docker => {
+                [Some(user.join("docker.sock")), home.map(|home| home.join(".docker/run/docker.sock"))]
+                    .into_iter()
+                    .flatten()
+                    .chain(["/var/run/docker.sock".into()])
+                    .collect()
+            }
+        }
+    }
+}
+
+impl Place {
+    /// Where an engine is: where its variable says, or where its socket is.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(kind: Kind) -> Result<Self, Error> {
+        if let Some(address) = std::env::var(kind.variable()).ok().filter(|address| !address.is_empty()) {
+            return Ok(Self { kind, address });
+        }
+        let sockets = kind.sockets();
+        match sockets.iter().find(|path| path.exists()) {
+            Some(path) => Ok(Self { kind, address: format!("unix://{}", path.display()) }),
+            None => Err(Error::Unavailable {
+                what: format!("{} is not here", kind.name()),
+                why: format!(
+                    "none of its sockets is there ({}), and {} is not set",
+                    sockets.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
+                    kind.variable()
+                ),
+                fix: kind.install().into(),
+            }),
+        }
+    }
+
+    /// Whether it is on this machine.
+    pub(super) fn is_local(&self) -> bool {
+        self.address.starts_with("unix://")
+    }
+
+    /// Reaches the engine, in the newest version that both speak.
+    pub(super) async fn connect(&self) -> Result<Docker, Error> {
+        if let Some(path) = self.address.strip_prefix("unix://") {
+            self.knock(Path::new(path))?;
+        }
+        let mut last = None;
+        for version in &VERSIONS {
+            let docker = self.open(version).map_err(|error| self.failed("be reached", error))?;
+            match tokio::time::timeout(PROBED_WITHIN, docker.version()).await {
+                Ok(Ok(_)) => return Ok(docker),
+                Ok(Err(error)) => last = Some(error),
+                Err(_) => return Err(self.silent(format!("it said nothing for {PROBED_WITHIN:?}"))),
+            }
+        }
+        Err(last.map_or_else(
+            || self.silent("it speaks no version that Belljar does".into()),
+            |error| self.failed("be reached", error),
+        ))
+    }
+
+    fn open(&self, version: &ClientVersion) -> Result<Docker, bollard::errors::Error> {
+        if self.is_local() {
+            Docker::connect_with_unix(&self.address, ANSWERS_WITHIN_SECONDS, version)
+        } else {
+            Docker::connect_with_http(&self.address, ANSWERS_WITHIN_SECONDS, version)
+        }
+    }
+
+    /// Says why nobody answers at a socket, which a failed request would say less plainly.
+    fn knock(&self, path: &Path) -> Result<(), Error> {
+        let Err(error) = UnixStream::connect(path) else { return Ok(()) };
+        let (name, path) = (self.kind.name(), path.display());
+        Err(match error.kind() {
+            ErrorKind::PermissionDenied => Error::Unavailable {
+                what: format!("{name} may not be used"),
+                why: format!("no permission on {path}"),
+                fix: match self.kind {
+                    Kind::Docker => "Add yourself to the group `docker` (`sudo usermod -aG docker $USER`) and log in again, or use Podman, which needs no such group.",
+                    Kind::Podman => "Use the service of your own user: `systemctl --user enable --now podman.socket`.",
+                }
+                .into(),
+            },
+            ErrorKind::NotFound => self.silent(format!("there is no socket {path}")),
+            _ => self.silent(format!("its daemon does not answer at {path}: {error}")),
+        })
+    }
+
+    pub(super) fn silent(&self, why: String) -> Error {
+        Error::Unavailable {
+            what: format!("{} is not running", self.kind.name()),
+            why,
+            fix: self.kind.begin().into(),
+        }
+    }
+
+    /// The error for something that the engine did not do: what it said, or why it said nothing.
+    pub(super) fn failed(&self, act: &str, error: bollard::errors::Error) -> Error {
+        let name = self.kind.name();
+        match error {
+            bollard::errors::Error::DockerResponseServerError { status_code, message } => {
+                Error::Unavailable {
+                    what: format!("{name} did not {act}"),
+                    why: format!("it answered {status_code}: {}", start(message.trim())),
+                    fix: "Mend what it names; `belljar doctor` tries it out.".into(),
+                }
+            }
+            bollard::errors::Error::DockerStreamError { error } => Error::Unavailable {
+                what: format!("{name} did not {act}"),
+                why: start(error.trim()),
+                fix: "Mend what it names, and try again.".into(),
+            },
+            bollard::errors::Error::IOError { err: source } => Error::System { act: act.to_owned(), source },
+            other => self.silent(format!("it could not be asked to {act}: {}", told(&other))),
+        }
+    }
+}
+
+/// As much of what an engine says as somebody reads.
+fn start(message: &str) -> String {
+    let mut text: String = message.chars().take(SAID_CHARS_MAX).collect();
+    if text.len() < message.len() {
+        text.push('…');
+    }
+    text
+}
+
+/// The message and its causes on one line.
+fn told(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
