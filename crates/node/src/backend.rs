@@ -212,7 +212,7 @@ fn expanded(order: &[Backend]) -> Vec<Backend> {
     for backend in order {
         let meant: &[Backend] = match backend {
             Backend::Engine => &[Backend::Podman, Backend::Docker],
-            one => std::slice::from_ref(one),
+            one @ (Backend::Oci | Backend::Podman | Backend::Docker) => std::slice::from_ref(one),
         };
         for one in meant {
             if !all.contains(one) {

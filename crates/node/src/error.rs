@@ -109,15 +109,14 @@ pub fn discreet(error: api::Error, act: &str) -> api::Error {
 /// Likewise, for a start that failed: which backend is not there may be known, and where it should be may not.
 pub fn discreet_start(error: &Error, act: &str) -> api::Error {
     let told = error.to_api();
-    match error {
-        Error::Runtime(runtime::Error::Unavailable { what, fix, .. }) => api::Error {
+    if let Error::Runtime(runtime::Error::Unavailable { what, fix, .. }) = error {
+        return api::Error {
             message: format!("{what}, so the machine could not {act}; its log says more"),
             fix: format!("Ask again later. For whoever runs the machine: {fix}"),
             ..told
-        },
-        _ if told.code == ErrorCode::Platform => discreet(told, act),
-        _ => told,
+        };
     }
+    if told.code == ErrorCode::Platform { discreet(told, act) } else { told }
 }
 
 /// The message and its causes on one line.

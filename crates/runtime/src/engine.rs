@@ -426,10 +426,10 @@ fn exit(state: &ContainerState) -> Exit {
 
 /// The status that an engine answered with.
 fn status(error: &bollard::errors::Error) -> Option<u16> {
-    match error {
-        bollard::errors::Error::DockerResponseServerError { status_code, .. } => Some(*status_code),
-        _ => None,
+    if let bollard::errors::Error::DockerResponseServerError { status_code, .. } = error {
+        return Some(*status_code);
     }
+    None
 }
 
 /// What was found, or that there is no such thing.

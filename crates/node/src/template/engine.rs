@@ -74,7 +74,7 @@ pub fn described(name: &str, recipe: &Recipe) -> Result<Template, Error> {
         match step {
             Step::Env(variables) => template.env.extend(variables.clone()),
             Step::Workdir(path) => template.cwd = Some(path.clone()),
-            _ => {}
+            Step::Apt(_) | Step::Pip(_) | Step::Npm(_) | Step::Copy(_) | Step::Run(_) | Step::User(_) => {}
         }
     }
     Ok(template)

@@ -161,18 +161,24 @@ impl Place {
     fn knock(&self, path: &Path) -> Result<(), Error> {
         let Err(error) = UnixStream::connect(path) else { return Ok(()) };
         let (name, path) = (self.kind.name(), path.display());
-        Err(match error.kind() {
-            ErrorKind::PermissionDenied => Error::Unavailable {
-                what: format!("{name} may not be used"),
-                why: format!("no permission on {path}"),
-                fix: match self.kind {
-                    Kind::Docker => "Add yourself to the group `docker` (`sudo usermod -aG docker $USER`) and log in again, or use Podman, which needs no such group.",
-                    Kind::Podman => "Use the service of your own user: `systemctl --user enable --now podman.socket`.",
-                }
-                .into(),
-            },
-            ErrorKind::NotFound => self.silent(format!("there is no socket {path}")),
-            _ => self.silent(format!("its daemon does not answer at {path}: {error}")),
+        if error.kind() == ErrorKind::NotFound {
+            return Err(self.silent(format!("there is no socket {path}")));
+        }
+        if error.kind() != ErrorKind::PermissionDenied {
+            return Err(self.silent(format!("its daemon does not answer at {path}: {error}")));
+        }
+        let fix = match self.kind {
+            Kind::Docker => {
+                "Add yourself to the group `docker` (`sudo usermod -aG docker $USER`) and log in again, or use Podman, which needs no such group."
+            }
+            Kind::Podman => {
+                "Use the service of your own user: `systemctl --user enable --now podman.socket`."
+            }
+        };
+        Err(Error::Unavailable {
+            what: format!("{name} may not be used"),
+            why: format!("no permission on {path}"),
+            fix: fix.into(),
         })
     }
 
@@ -186,23 +192,23 @@ impl Place {
 
     /// The error for something that the engine did not do: what it said, or why it said nothing.
     pub(super) fn failed(&self, act: &str, error: bollard::errors::Error) -> Error {
-        let name = self.kind.name();
-        match error {
-            bollard::errors::Error::DockerResponseServerError { status_code, message } => {
-                Error::Unavailable {
-                    what: format!("{name} did not {act}"),
-                    why: format!("it answered {status_code}: {}", start(message.trim())),
-                    fix: "Mend what it names; `belljar doctor` tries it out.".into(),
-                }
-            }
-            bollard::errors::Error::DockerStreamError { error } => Error::Unavailable {
-                what: format!("{name} did not {act}"),
-                why: start(error.trim()),
-                fix: "Mend what it names, and try again.".into(),
-            },
-            bollard::errors::Error::IOError { err: source } => Error::System { act: act.to_owned(), source },
-            other => self.silent(format!("it could not be asked to {act}: {}", told(&other))),
+        let what = format!("{} did not {act}", self.kind.name());
+        if let bollard::errors::Error::DockerResponseServerError { status_code, message } = &error {
+            let why = format!("it answered {status_code}: {}", start(message.trim()));
+            return Error::Unavailable {
+                what,
+                why,
+                fix: "Mend what it names; `belljar doctor` tries it out.".into(),
+            };
         }
+        if let bollard::errors::Error::DockerStreamError { error } = &error {
+            let why = start(error.trim());
+            return Error::Unavailable { what, why, fix: "Mend what it names, and try again.".into() };
+        }
+        if let bollard::errors::Error::IOError { err: source } = error {
+            return Error::System { act: act.to_owned(), source };
+        }
+        self.silent(format!("it could not be asked to {act}: {}", told(&error)))
     }
 }
 
