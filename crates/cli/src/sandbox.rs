@@ -26,7 +26,8 @@ const MEMORY_BYTES: u64 = 128 << 20;
 /// What to make.
 #[derive(clap::Args)]
 pub struct Build {
-    /// A recipe that comes with Belljar (base, python, node, analysis, interpreter), or the file of another one.
+    /// A recipe that comes with Belljar (base, python, node, analysis, interpreter), the file of another one, or, for root, a
+    /// template that is here and is to be given to an engine.
     #[arg(default_value = USUAL)]
     recipe: String,
 }

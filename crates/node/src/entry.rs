@@ -179,11 +179,8 @@ impl Entry {
     }
 
     /// It is made with another backend than was chosen at first.
-    pub fn moved_to(&self, runtime: &dyn runtime::Runtime) {
-        self.record.send_modify(|record| {
-            record.runtime = runtime.name().to_owned();
-            record.sandbox.limits = runtime.within(record.sandbox.limits);
-        });
+    pub fn moved_to(&self, runtime: &str) {
+        self.record.send_modify(|record| record.runtime = runtime.to_owned());
     }
 
     /// Takes back a change of who may reach its ports.

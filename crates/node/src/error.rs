@@ -119,17 +119,7 @@ pub fn discreet_start(error: &Error, act: &str) -> api::Error {
     if told.code == ErrorCode::Platform { discreet(told, act) } else { told }
 }
 
-/// The message and its causes on one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
-}
+pub use runtime::chain;
 
 fn isolation(error: &runtime::Error) -> api::Error {
     let (code, layer, ran, retry, fix) = match error {

@@ -33,11 +33,12 @@ impl Shared {
                 Err(error) => error,
             };
             tried.push(name.clone());
-            let next = self
-                .choice
-                .runtimes
-                .iter()
-                .find(|one| one.tier() >= runtime.tier() && !tried.iter().any(|name| name == one.name()));
+            // No weaker wall, and no limit cut down of which nobody would be told.
+            let next = self.choice.runtimes.iter().find(|one| {
+                one.tier() >= runtime.tier()
+                    && one.within(spec.limits) == spec.limits
+                    && !tried.iter().any(|name| name == one.name())
+            });
             let (Error::Runtime(runtime::Error::Unavailable { .. }), Some(next)) = (&error, next) else {
                 return Err(error);
             };
@@ -48,7 +49,7 @@ impl Shared {
                 "the backend could not make it; the next one is tried"
             );
             let _alone = entry.alone();
-            entry.moved_to(next.as_ref());
+            entry.moved_to(next.name());
             self.journal.save(&entry.record())?;
         }
     }

@@ -143,10 +143,6 @@ impl Engine {
         self.shared.place.failed(act, error)
     }
 
-    fn silent(&self, why: &str) -> Error {
-        self.shared.place.silent(why.to_owned())
-    }
-
     /// What the engine says of a sandbox's container, if there is one.
     async fn inspect(&self, id: &SandboxId) -> Result<Option<ContainerInspectResponse>, Error> {
         let found = self.docker().await?.inspect_container(&container::name(id), None).await;

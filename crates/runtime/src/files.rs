@@ -29,9 +29,7 @@ pub(crate) fn write(path: &Path, content: &str) -> Result<(), Error> {
 
 /// Puts a whole new content in a file's place: a reader sees the old or the new one, never a part.
 pub(crate) fn replace(path: &Path, content: &str) -> Result<(), Error> {
-    let fresh = path.with_extension("new");
-    write(&fresh, content)?;
-    fs::rename(&fresh, path).map_err(|source| failed("rename to", path, source))
+    replace_by(path, content, "")
 }
 
 /// Likewise, where several may do so at once: each names its own draft.

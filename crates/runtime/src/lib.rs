@@ -198,6 +198,18 @@ pub enum Error {
     },
 }
 
+/// An error's message and its causes on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
 /// Has the C library keep two pools of memory instead of eight for each core. The threads on which starts and stops block
 /// come and go, each would fill a pool of its own, and a server would slowly grow by what lies idle in them.
 pub fn keep_few_pools() {

@@ -32,6 +32,34 @@ async fn create(client: &Client) -> api::SandboxId {
     client.create(&ask).await.unwrap_or_else(|error| panic!("{error:?}")).id
 }
 
+/// It runs, and says something.
+async fn speaks(client: &Client, id: &api::SandboxId) {
+    let spec = ExecSpec { deadline_ms: Some(20_000), ..script("echo here") };
+    assert_eq!(client.exec(id, &spec).await.unwrap().collect().await.unwrap().stdout, b"here\n");
+}
+
+/// A9.02: what one backend of an order cannot start, the next one does, and it is logged.
+#[test]
+fn what_one_engine_cannot_start_the_next_one_does() {
+    if !docker() {
+        return;
+    }
+    served(async || {
+        let mut first = Dockerd::start(&[]);
+        let first_at = format!("CONTAINER_HOST={}", first.address());
+        let service = Service::with(&["env", &first_at], &["--backends", "podman,docker"]);
+        let name = node::template::Store::new(service.data()).load("base").unwrap().image();
+        layer::also_named(Kind::Docker, &layer::base_image("docker"), &name);
+        let client = service.client();
+        assert_eq!(client.node().await.unwrap().runtimes, ["podman", "docker"]);
+        first.end();
+        let id = create(&client).await;
+        speaks(&client, &id).await;
+        assert!(service.words().contains("the next one is tried"), "{}", service.words());
+        client.stop(&id).await.unwrap();
+    });
+}
+
 #[test]
 fn an_engine_that_ends_its_containers_has_lost_them() {
     if !docker() {
@@ -55,8 +83,7 @@ fn an_engine_that_ends_its_containers_has_lost_them() {
         .await;
         assert_eq!(client.sandbox(&id).await.unwrap().reason, Some(EndReason::Died));
         let next = create(&client).await;
-        let done = client.exec(&next, &script("echo again")).await.unwrap().collect().await.unwrap();
-        assert_eq!(done.stdout, b"again\n");
+        speaks(&client, &next).await;
         client.stop(&next).await.unwrap();
         drop(service);
     });
@@ -86,8 +113,7 @@ fn an_engine_that_keeps_its_containers_goes_on_with_them() {
         let expected: String = (1..=300).map(|number| format!("{number}\n")).collect();
         assert_eq!(String::from_utf8(done.stdout).unwrap(), expected, "each line once");
         assert_eq!(client.sandbox(&id).await.unwrap().state, SandboxState::Running);
-        let spec = ExecSpec { deadline_ms: Some(20_000), ..script("echo still here") };
-        assert_eq!(client.exec(&id, &spec).await.unwrap().collect().await.unwrap().stdout, b"still here\n");
+        speaks(&client, &id).await;
         client.stop(&id).await.unwrap();
         drop(service);
     });
@@ -111,8 +137,7 @@ fn an_engine_that_is_away_is_said_to_be() {
         assert!(error.fix.contains("systemctl start docker"), "{error:?}");
         assert_eq!(client.sandbox(&id).await.unwrap().state, SandboxState::Running, "nobody has seen it end");
         engine.begin();
-        let done = client.exec(&id, &script("echo back")).await.unwrap().collect().await.unwrap();
-        assert_eq!(done.stdout, b"back\n");
+        speaks(&client, &id).await;
         client.stop(&id).await.unwrap();
         drop(service);
     });

@@ -67,6 +67,19 @@ fn a_daemon_that_does_not_run_is_told_from_one_that_is_not_there() {
 }
 
 #[test]
+fn an_address_that_cannot_be_used_is_named_with_what_can() {
+    if engines().is_empty() {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    lost(data.path());
+    let run = ["--backends", "docker", "run", "--template", "lost", "--", "true"];
+    let (code, text) = said(belljar(data.path()).args(run).env("DOCKER_HOST", "ssh://somewhere"));
+    assert_eq!(code, 125, "{text}");
+    assert!(text.contains("DOCKER_HOST is ssh://somewhere, which is neither unix:// nor tcp://"), "{text}");
+}
+
+#[test]
 fn who_may_not_use_the_socket_is_told_how_to() {
     if !docker() {
         return;

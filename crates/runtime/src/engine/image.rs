@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bollard::Docker;
 use bollard::models::{ContainerConfig, ContainerCreateBody};
@@ -29,6 +30,8 @@ const SEALED: &str = "localhost/belljar/sealed";
 const SEALING: &str = "dev.belljar.sealing";
 /// Whoever seals is done by then, or dead.
 const OLD_SECONDS: u64 = 600;
+/// A large image over a slow line.
+const LOADED_WITHIN: Duration = Duration::from_secs(3600);
 /// What is read at once of an archive.
 const PIECE_BYTES: usize = 1 << 20;
 /// What is told of a build that failed: the last that it said.
@@ -42,7 +45,8 @@ impl Engine {
     /// # Errors
     /// The engine does not answer, or cannot read it.
     pub async fn load(&self, archive: File) -> Result<String, Error> {
-        let docker = self.docker().await?;
+        // It answers when it has all of it.
+        let docker = self.docker().await?.clone().with_timeout(LOADED_WITHIN);
         let mut said = std::pin::pin!(docker.import_image_stream(
             ImportImageOptionsBuilder::new().quiet(true).build(),
             stream::unfold(Some(archive), piece),
@@ -55,7 +59,11 @@ impl Engine {
             // `Loaded image: NAME`, or `Loaded image ID: sha256:…` where it has no name.
             name = said.trim().split_once(": ").map(|(_, name)| name.to_owned()).or(name);
         }
-        name.ok_or_else(|| self.silent("it does not say what it has loaded"))
+        name.ok_or_else(|| Error::Unavailable {
+            what: format!("{} did not load an image", self.place().kind.name()),
+            why: "it does not say what it has loaded".into(),
+            fix: "Look for the image in what the engine lists, or use a newer engine.".into(),
+        })
     }
 
     /// Builds an image of this name from an archive with a Containerfile.
@@ -231,7 +239,7 @@ impl Engine {
         Error::Unavailable {
             what: format!("{name} has no image of this template"),
             why: format!("{image} is not there"),
-            fix: "Make it with `belljar build-sandbox NAME`, the template's name or its recipe.".into(),
+            fix: "Make it with `belljar build-sandbox NAME`, the template's name or its recipe; one that was imported, import again.".into(),
         }
     }
 }

@@ -131,8 +131,16 @@ impl Place {
 
     /// Reaches the engine, in the newest version that both speak.
     pub(super) async fn connect(&self) -> Result<Docker, Error> {
-        if let Some(path) = self.address.strip_prefix("unix://") {
-            self.knock(Path::new(path))?;
+        match self.address.strip_prefix("unix://") {
+            Some(path) => self.knock(Path::new(path))?,
+            None if ["tcp://", "http://"].iter().any(|scheme| self.address.starts_with(scheme)) => {}
+            None => {
+                return Err(Error::Unavailable {
+                    what: format!("{} cannot be reached", self.kind.name()),
+                    why: format!("{} is {}, which is neither unix:// nor tcp://", self.kind.variable(), self.address),
+                    fix: "Forward its socket (`ssh -L ./engine.sock:/var/run/docker.sock HOST`) and name that with unix://.".into(),
+                });
+            }
         }
         let mut last = None;
         for version in &VERSIONS {
@@ -182,7 +190,7 @@ impl Place {
         })
     }
 
-    pub(super) fn silent(&self, why: String) -> Error {
+    fn silent(&self, why: String) -> Error {
         Error::Unavailable {
             what: format!("{} is not running", self.kind.name()),
             why,
@@ -208,7 +216,7 @@ impl Place {
         if let bollard::errors::Error::IOError { err: source } = error {
             return Error::System { act: act.to_owned(), source };
         }
-        self.silent(format!("it could not be asked to {act}: {}", told(&error)))
+        self.silent(format!("it could not be asked to {act}: {}", crate::chain(&error)))
     }
 }
 
@@ -217,18 +225,6 @@ fn start(message: &str) -> String {
     let mut text: String = message.chars().take(SAID_CHARS_MAX).collect();
     if text.len() < message.len() {
         text.push('…');
-    }
-    text
-}
-
-/// The message and its causes on one line.
-fn told(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
     }
     text
 }
