@@ -42,7 +42,7 @@ real *args:
 # Docker and Podman, which it starts: laws, parity, restarts, what people are told; `--full` for every scenario and attack on both as well
 engines size="--quick" *args:
     @{{tests}} tried --no-run --test real_engine --test real_laws
-    @scripts/steps engines 'scripts/with-engines scripts/twice env BELLJAR_RUNTIMES=docker,podman {{real}} \
+    @scripts/steps engines 'scripts/with-engines scripts/twice env BELLJAR_RUNTIMES=docker,podman,daytona {{real}} \
         {{ if size == "--full" { "--test real_exec --test real_output --test real_limits --test real_lifecycle --test real_terminal_inside --test attacks" } else { "" } }} \
         --test real_engine --test real_laws {{args}} -- --test-threads=1 --nocapture'
 

@@ -22,6 +22,7 @@
 //! | [`hello`] | the fixed greeting that opens every connection between guest and node |
 //! | [`limits`] | what a sandbox may use: defaults and hard maxima |
 //! | [`posture`] | what can be seen of a process's privileges |
+//! | [`walls`] | what the guest is told to put around itself, where nobody else does |
 //! | [`error`] | the one shape of every error |
 //!
 //! Invariants: nothing here does I/O or knows a clock; every decoder takes hostile bytes and has a bound.
@@ -49,6 +50,7 @@ pub mod sandbox;
 pub mod secret;
 pub mod server;
 pub mod terminal;
+pub mod walls;
 
 pub use error::{Error, ErrorCode, Layer, Ran, Retry};
 pub use id::{ContextId, ExecId, SandboxId};

@@ -104,7 +104,8 @@ pub const VALUES: [(&str, &str); 15] = [
     (
         "backends",
         "What isolates, the first that works first: `oci` (OCI runtimes of this machine), `podman`, `docker`, or `engine` for both in \
-         that order. Empty: OCI runtimes if the server is root, else Podman, else Docker.",
+         that order, and `daytona` (an account that `DAYTONA_API_URL` and `DAYTONA_API_KEY` name). Empty: Daytona if both are set, and after \
+         it OCI runtimes if the server is root, else Podman, else Docker.",
     ),
     ("log", "How the log is written to standard error: `text`, `json` or `none`."),
 ];

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use api::Error;
 use api::limits::Limits;
 use node::{Machine, Sandbox, machine};
+use runtime::daytona::Account;
 use runtime::engine::Kind;
 use runtime::oci::Flavor;
 use runtime::{Profile, Runtime as _, Spec, Tier};
@@ -72,6 +73,9 @@ pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
     }
     for kind in Kind::ALL {
         tiers.push(engine(&machine, kind).await);
+    }
+    if Account::is_meant() {
+        tiers.push(daytona(&machine).await);
     }
     let works = tiers.iter().any(|tier| matches!(tier.verdict, Verdict::Ok | Verdict::Degraded));
     if arguments.json {
@@ -154,6 +158,30 @@ async fn engine(machine: &Machine, kind: Kind) -> Finding {
         ),
         Err(error) => finding(&facts.version, Verdict::Refused, said(&error)),
     }
+}
+
+/// The same for an account of Daytona, of which no more can be said without a snapshot than that it answers.
+async fn daytona(machine: &Machine) -> Finding {
+    let tried = async {
+        let daytona = machine.daytona()?;
+        daytona.check().await?;
+        Ok::<_, node::Error>(daytona.lacks().await?)
+    };
+    let (verdict, detail) = match tried.await {
+        Ok(lacks) => {
+            let names: Vec<&str> = lacks.iter().filter_map(|lack| lack.split(':').next()).collect();
+            let detail = format!(
+                "it takes the key; it lacks {}; `belljar sandbox-test` starts something there",
+                names.join(", ")
+            );
+            (Verdict::Degraded, detail)
+        }
+        Err(error) => {
+            let error = error.to_api();
+            (Verdict::Refused, format!("{}. {}", error.message, error.fix))
+        }
+    };
+    Finding { part: "container (daytona)".into(), version: "-".into(), verdict, detail }
 }
 
 async fn try_out(machine: &Machine, runtime: &str) -> Result<Duration, Error> {

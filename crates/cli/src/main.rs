@@ -86,8 +86,9 @@ struct Arguments {
     /// [default: /var/lib/belljar for root, ~/.local/share/belljar for others]
     #[arg(long, global = true, env = "BELLJAR_DATA", value_name = "DIRECTORY")]
     data: Option<PathBuf>,
-    /// What isolates on this machine, the first that works first, with commas between: oci, podman, docker, or engine for both in that
-    /// order. Without it: OCI runtimes for root, else Podman, else Docker.
+    /// What isolates, the first that works first, with commas between: daytona, oci, podman, docker, or engine for the last two in that
+    /// order. Without it: OCI runtimes for root, else Podman, else Docker; and before them Daytona, where DAYTONA_API_URL and
+    /// DAYTONA_API_KEY are set.
     #[arg(
         long,
         global = true,

@@ -13,13 +13,14 @@ use api::exec::{ExecEnd, ExecSpec};
 use api::limits::{self, Limits, WantedLimits};
 use api::policy::Policy;
 use api::sandbox::CreateSandbox;
-use api::{Error, ExecId};
+use api::{Error, ExecId, SandboxId};
 use client::Client;
 use node::admission::Bounds;
+use node::backend::Choice;
 use node::egress::{Broker, Decision, Gate, Party, Told, Upstreams};
 use node::ready::Readiness;
 use node::{Event, Exec, Machine, Sandbox, machine};
-use runtime::{Profile, Runtime, Spec};
+use runtime::{Profile, Runtime, Spec, Tier};
 use tokio::io::AsyncReadExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -42,7 +43,7 @@ const STDIN_CHUNK_BYTES: usize = 64 * 1024;
 pub struct Arguments {
     #[command(flatten)]
     sandbox: request::Sandbox,
-    /// The runtime of this machine to use, by name (runc, runsc, youki, podman, docker), instead of the first of the tier.
+    /// The runtime of this machine to use, by name (runc, runsc, youki, podman, docker, daytona), instead of the first of the tier.
     #[arg(long)]
     runtime: Option<String>,
     #[command(flatten)]
@@ -126,12 +127,17 @@ async fn on_this_machine(
         node::template::Store::new(data).load(&arguments.sandbox.template).map_err(|error| error.to_api())?;
     let exec_spec = template.apply(spec);
     let tier = arguments.sandbox.tier.of_runtime();
-    let runtime = match &arguments.runtime {
-        Some(name) => machine.runtime(name),
-        None => machine.choose(&place.backends).await.at_least(tier),
+    let choice = match &arguments.runtime {
+        Some(name) => machine.runtime(name).map(|one| Choice::from(vec![one])),
+        None => Ok(machine.choose(&place.backends).await),
     }
     .map_err(|error| error.to_api())?;
-    weaker(runtime.as_ref()).await?;
+    let runtime = match &arguments.runtime {
+        // What is too weak is said below, of the one that was named.
+        Some(_) => choice.at_least(Tier::Container),
+        None => choice.at_least(tier),
+    }
+    .map_err(|error| error.to_api())?;
     let asked = limits.over(template.limits.over(Limits::default()));
     let limits = limits.over(runtime.within(asked));
     limits.check()?;
@@ -151,7 +157,7 @@ async fn on_this_machine(
             "Say which server with BELLJAR_SERVER and BELLJAR_KEY, or leave the secret out.",
         ));
     }
-    let sandbox = Arc::new(Sandbox::start(runtime, id, &spec).await.map_err(|error| error.to_api())?);
+    let sandbox = Arc::new(start(&choice, runtime, (id, &spec)).await?);
     let gate = Gate::new(
         &node::egress::packages(data),
         Upstreams::of_this_machine(),
@@ -175,9 +181,35 @@ async fn on_this_machine(
     Ok(code)
 }
 
+/// Starts a sandbox; where its backend cannot, with the next (A9.02).
+async fn start(
+    choice: &Choice,
+    mut runtime: Arc<dyn Runtime>,
+    (id, spec): (SandboxId, &Spec),
+) -> Result<Sandbox, Error> {
+    let mut tried = Vec::new();
+    loop {
+        let error = match Sandbox::start(Arc::clone(&runtime), id.clone(), spec).await {
+            Ok(sandbox) => {
+                weaker(runtime.as_ref()).await;
+                return Ok(sandbox);
+            }
+            Err(error) => error,
+        };
+        tried.push(runtime.name().to_owned());
+        let Some(next) = choice.next(&tried, (runtime.tier(), spec.limits), &error) else {
+            return Err(error.to_api());
+        };
+        show::note(&format!("{}; the next backend is tried", error.to_api().message));
+        runtime.stop(&id, Duration::ZERO).await.map_err(|error| node::Error::from(error).to_api())?;
+        runtime = Arc::clone(next);
+    }
+}
+
 /// Nothing weaker than the posture of the tier is used without a word.
-async fn weaker(runtime: &dyn Runtime) -> Result<(), Error> {
-    let lacks = runtime.lacks().await.map_err(|error| node::Error::from(error).to_api())?;
+async fn weaker(runtime: &dyn Runtime) {
+    let lacks =
+        runtime.lacks().await.unwrap_or_else(|error| vec![format!("an answer to what it lacks: {error}")]);
     if let Some(first) = lacks.first() {
         let others = match lacks.len() {
             1 => String::new(),
@@ -185,7 +217,6 @@ async fn weaker(runtime: &dyn Runtime) -> Result<(), Error> {
         };
         show::note(&format!("Using backend: {}, which lacks {first}{others}", runtime.name()));
     }
-    Ok(())
 }
 
 /// Lets out what may leave, and says what may not: each host once.

@@ -99,8 +99,8 @@ const CHECKS: [Check; 6] = [
 pub async fn build(place: &Place, arguments: Build) -> Result<ExitCode, Error> {
     let machine = Machine::open(&place.data).map_err(|error| error.to_api())?;
     let choice = machine.choose(&place.backends).await;
-    let runtime = choice.at_least(Tier::Container).map_err(|error| error.to_api())?;
-    show::note(&choice.words());
+    let runtime = choice.maker().map_err(|error| error.to_api())?;
+    show::note(&format!("Using backend: {}", runtime.name()));
     let name = template::make_ready(&machine, runtime.as_ref(), &arguments.recipe).await?;
     try_out(&machine, &runtime, &Store::new(&place.data).load(&name).map_err(|error| error.to_api())?).await
 }
@@ -171,10 +171,7 @@ async fn is_ready(machine: &Machine, choice: &Choice, template: &Template) -> bo
     if !runtime.takes_images() {
         return template.layer_directories(machine.data()).iter().all(|layer| layer.exists());
     }
-    match machine.engine_named(runtime.name()) {
-        Ok(engine) => engine.has(&template.image()).await.unwrap_or(false),
-        Err(_) => false,
-    }
+    runtime.has_image(&template.image()).await.unwrap_or(false)
 }
 
 /// Runs every check in one sandbox, and shows a table.

@@ -198,7 +198,7 @@ async fn only_engine(machine: &Machine, place: &Place) -> Result<Option<Engine>,
     if rustix::process::geteuid().is_root() && machine.at_least(Tier::Container).is_ok() {
         return Ok(None);
     }
-    let runtime = machine.choose(&place.backends).await.at_least(Tier::Container);
+    let runtime = machine.choose(&place.backends).await.maker();
     let runtime = runtime.map_err(|error| error.to_api())?;
     machine.engine_named(runtime.name()).map(Some).map_err(|error| error.to_api())
 }

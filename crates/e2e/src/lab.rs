@@ -10,10 +10,12 @@ use api::exec::ExecSpec;
 use api::limits::Limits;
 use api::{ExecId, SandboxId};
 use node::{Collected, Error, Exec, Machine, Sandbox};
+use runtime::daytona::{self, Daytona};
 use runtime::engine::{Kind, Place};
 use runtime::{Profile, Runtime, Spec};
 use tempfile::TempDir;
 
+use crate::daytona::Server;
 use crate::layer;
 use crate::traces::Traces;
 
@@ -38,8 +40,12 @@ impl Lab {
         // Processes of a sandbox walk through it.
         std::fs::set_permissions(data.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
         let machine = Machine::open(data.path()).expect("the data directory");
-        let runtime = machine.runtime(runtime).unwrap_or_else(|error| panic!("{runtime}: {error}"));
-        Self { runtime, machine, layer: layer::base(), data }
+        Self { runtime: instance(&machine, runtime), machine, layer: layer::base(), data }
+    }
+
+    /// The runtime as another process would have it.
+    pub fn again(&self) -> Arc<dyn Runtime> {
+        instance(&self.machine, self.runtime.name())
     }
 
     /// Where this lab keeps things.
@@ -71,6 +77,9 @@ impl Lab {
             let record: serde_json::Value = serde_json::from_slice(&record.unwrap()).unwrap();
             return record["process"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).unwrap();
         }
+        if self.runtime.name() == daytona::NAME {
+            return Server::shared().process_of(id);
+        }
         let mut command = std::process::Command::new("curl");
         let place =
             Place::find(Kind::ALL.into_iter().find(|kind| kind.name() == self.runtime.name()).unwrap());
@@ -101,6 +110,14 @@ impl Lab {
     }
 }
 
+/// A runtime of this machine, or the server that stands for Daytona.
+fn instance(machine: &Machine, name: &str) -> Arc<dyn Runtime> {
+    if name == daytona::NAME {
+        return Arc::new(Daytona::new(Server::shared().account(), machine.data()).unwrap());
+    }
+    machine.runtime(name).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
 /// A promised time, on this machine: `BELLJAR_SLOWDOWN` is how many times slower an emulated processor is.
 pub fn promised(seconds: u64) -> Duration {
     let slowdown = std::env::var("BELLJAR_SLOWDOWN").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
@@ -108,14 +125,14 @@ pub fn promised(seconds: u64) -> Duration {
 }
 
 /// All runtimes whose sandboxes must behave alike.
-pub const EVERYWHERE: &[&str] = &["runc", "runsc", "docker", "podman"];
+pub const EVERYWHERE: &[&str] = &["runc", "runsc", "docker", "podman", "daytona"];
 
 /// Whether tests are to use the runtime of that name: `BELLJAR_RUNTIMES` says which, with commas between; else those that need no
 /// engine.
 pub fn wanted(name: &str) -> bool {
     match std::env::var("BELLJAR_RUNTIMES") {
         Ok(list) => list.split(',').any(|one| one == name),
-        Err(_) => Kind::ALL.into_iter().all(|kind| kind.name() != name),
+        Err(_) => name != daytona::NAME && Kind::ALL.into_iter().all(|kind| kind.name() != name),
     }
 }
 

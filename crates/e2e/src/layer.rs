@@ -27,6 +27,11 @@ pub fn base() -> PathBuf {
     .clone()
 }
 
+/// Where what takes long to make is kept between runs.
+pub fn kept() -> &'static Path {
+    Path::new(KEPT)
+}
+
 /// Puts a template that comes with Belljar, and takes minutes to build, into a data directory: `interpreter`. It is built once, and
 /// again what has changed in its recipe; its layers are shared.
 pub fn lend(data: &Path, name: &str) {
@@ -47,9 +52,11 @@ pub fn lend(data: &Path, name: &str) {
 /// The name by which an engine knows that system; it is given it if it has not got it. A runtime that is no engine wants no name.
 pub fn base_image(runtime: &str) -> String {
     static LOADED: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
-    let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == runtime) else { return String::new() };
+    // Workspaces of the server that stands for Daytona are containers of Docker's.
+    let engine = if runtime == runtime::daytona::NAME { "docker" } else { runtime };
+    let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == engine) else { return String::new() };
     base();
-    LOADED.lock().unwrap().entry(runtime.to_owned()).or_insert_with(|| load(kind, "base")).clone()
+    LOADED.lock().unwrap().entry(engine.to_owned()).or_insert_with(|| load(kind, "base")).clone()
 }
 
 /// Gives a template of ours to an engine; says by which name it has it.

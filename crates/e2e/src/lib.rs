@@ -22,6 +22,7 @@
 )]
 
 pub mod cutter;
+pub mod daytona;
 pub mod dockerd;
 pub mod lab;
 pub mod layer;

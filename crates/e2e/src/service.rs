@@ -17,6 +17,7 @@ use client::Client;
 use runtime::engine::Kind;
 use tempfile::TempDir;
 
+use crate::daytona::Server;
 use crate::traces::Traces;
 use crate::wire::Wire;
 use crate::{apart, layer};
@@ -95,6 +96,21 @@ impl Service {
         layer::lend(service.data(), "interpreter");
         layer::load(kind, "interpreter");
         service
+    }
+
+    /// Likewise, in workspaces of this server that stands for Daytona.
+    pub fn on_daytona(server: &Server) -> Self {
+        let service = Self::with_words(&server.before(), &["--backends", "daytona"]);
+        let base = node::template::Store::new(service.data()).load("base").unwrap().image();
+        layer::also_named(Kind::Docker, &layer::base_image("docker"), &base);
+        layer::lend(service.data(), "interpreter");
+        layer::load(Kind::Docker, "interpreter");
+        service
+    }
+
+    /// Likewise, with words before the program that were made.
+    pub fn with_words(before: &[String], extra: &[&str]) -> Self {
+        Self::with(&before.iter().map(String::as_str).collect::<Vec<_>>(), extra)
     }
 
     /// Likewise, on a data directory that is there.

@@ -129,7 +129,7 @@ fn a_sandbox_ends_by_itself_when_its_time_is_over() {
 #[test]
 fn a_new_process_takes_over_and_loses_nothing() {
     on(EVERYWHERE, async |lab| {
-        let first = lab.machine.runtime(lab.runtime.name()).unwrap();
+        let first = lab.again();
         let sandbox = Sandbox::start(first, lab.id(), &lab.spec(Limits::default())).await.unwrap();
         let exec = start(&sandbox, &script("for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.1; done; exit 3"))
             .await
@@ -139,7 +139,7 @@ fn a_new_process_takes_over_and_loses_nothing() {
         drop(sandbox);
         // The first is let go of when its tasks have heard of it, as at the death of a process.
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let second = lab.machine.runtime(lab.runtime.name()).unwrap();
+        let second = lab.again();
         let sandbox = Sandbox::attach(second, id, Limits::default().memory_bytes);
         let done = sandbox.reader(exec_id).collect().await.unwrap();
         assert_eq!(

@@ -3,12 +3,12 @@
 //! ```text
 //! dial ──ok──▶ serve ──connection gone──▶ dial again, more slowly each time
 //!   └─failed──▶ wait, dial again                      time to live over, or SIGTERM ──▶ end
-//! (or listen, where an engine runs the sandbox: see [`crate::meet`])
+//! (or listen, where an engine or somebody else runs it: see [`crate::meet`])
 //! ```
 //!
 //! The end of this process is the end of the sandbox: the kernel kills whatever else is in its namespace.
 
-use std::process::ExitCode;
+use std::io::Write as _;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ use tokio::task::LocalSet;
 
 use crate::launch::Purpose;
 use crate::meet::Meeting;
-use crate::table::Table;
+use crate::table::{House, Table};
+use crate::walls::Entrances;
 use crate::{egress, serve, spare, sweep};
 
 /// The first wait after a failed dial. A restarted node listens within milliseconds.
@@ -26,34 +27,68 @@ const REDIAL_FIRST: Duration = Duration::from_millis(5);
 /// The longest wait between dials: a node that is down for an hour must not cost its sandboxes any processor time.
 const REDIAL_LAST: Duration = Duration::from_millis(500);
 
-/// Runs until the time to live is over or somebody asks for the end.
-pub fn run(ttl: Duration, purpose: Purpose, listens: bool) -> ExitCode {
+/// What there is to say of a process 1 that could not begin.
+const NOT_BEGUN: u8 = 3;
+
+/// How node and guest come together.
+pub enum Way {
+    /// The node listens.
+    Dial,
+    /// Process 1 does: an engine has put up the walls.
+    Listen,
+    /// Process 1 does, behind walls that it has put up itself.
+    Walled {
+        /// Into the cgroups of user code.
+        entrances: Entrances,
+        /// Where it is said that it can be met.
+        said: std::fs::File,
+    },
+}
+
+/// Runs until the time to live is over or somebody asks for the end; says with what to exit.
+pub fn run(ttl: Duration, purpose: Purpose, way: Way) -> u8 {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
-        return ExitCode::from(3);
+        return NOT_BEGUN;
     };
     // Nobody inside may read this process's memory or descriptors, whatever uid they have.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     spare::make_ahead();
     LocalSet::new().block_on(&runtime, async move {
-        let meeting = if listens { Meeting::listen() } else { Ok(Meeting::Dial) };
-        let Ok(meeting) = meeting else { return ExitCode::from(3) };
-        let table = Rc::new(Table::new(purpose, listens));
+        let house = match way {
+            Way::Dial => House::Ours,
+            Way::Listen => House::Engine,
+            Way::Walled { .. } => House::Walls,
+        };
+        let Ok((meeting, said)) = meet(way) else { return NOT_BEGUN };
+        let table = Rc::new(Table::new(purpose, house));
         let (Ok(children), Ok(mut terminate)) =
             (signal(SignalKind::child()), signal(SignalKind::terminate()))
         else {
-            return ExitCode::from(3);
+            return NOT_BEGUN;
         };
         tokio::task::spawn_local(reap(children, Rc::clone(&table)));
         let way_out = Rc::new(egress::listen().await);
         tokio::task::spawn_local(attend(meeting, Rc::clone(&table), way_out));
+        if let Some(mut said) = said {
+            let _ = said.write_all(crate::walls::READY);
+        }
         tokio::select! {
-            () = tokio::time::sleep(ttl) => ExitCode::from(api::exec::GUEST_EXPIRED),
+            () = tokio::time::sleep(ttl) => api::exec::GUEST_EXPIRED,
             _ = terminate.recv() => {
                 sweep::end_everybody().await;
-                ExitCode::SUCCESS
+                0
             }
         }
     })
+}
+
+/// Where node and guest come together, and where that is said.
+fn meet(way: Way) -> std::io::Result<(Meeting, Option<std::fs::File>)> {
+    match way {
+        Way::Dial => Ok((Meeting::Dial, None)),
+        Way::Listen => Ok((Meeting::listen(None)?, None)),
+        Way::Walled { entrances, said } => Ok((Meeting::listen(Some(entrances))?, Some(said))),
+    }
 }
 
 /// Collects every child that ended, our own and orphans alike, and tells the table.

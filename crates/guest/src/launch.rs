@@ -56,7 +56,7 @@ pub const DIRECTORY: &str = "/workspace";
 /// Fewer, larger reads carry a flood of output; Linux grants 1 MiB to anybody.
 const PIPE_BYTES: usize = 1 << 20;
 /// The highest capability number that any kernel so far knows is 40; asking for more is refused and harmless.
-const CAPABILITY_LAST: libc::c_ulong = 63;
+pub const CAPABILITY_LAST: libc::c_ulong = 63;
 
 /// What root keeps in a sandbox that builds: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID and SETUID, which is what
 /// package managers take. Not what process 1 has besides, so that it is out of reach.
@@ -426,7 +426,8 @@ fn errno() -> libc::c_int {
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)
 }
 
-fn done(result: libc::c_int) -> io::Result<()> {
+/// What a system call answered.
+pub fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

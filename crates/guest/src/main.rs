@@ -29,6 +29,7 @@
 //! | [`memory`] | telling that memory was used up, and tidying after it |
 //! | [`files`] | the files of the sandbox, each request served by a process of its user |
 //! | [`layer`] | unpacking one layer of an image, in a sandbox made for nothing else; packing one |
+//! | [`walls`] | putting up the walls, where nobody else does |
 //! | [`watched`] | descriptors that tokio waits on |
 //! | [`posture`] | what a user process can see of its own privileges |
 //!
@@ -64,10 +65,14 @@ mod sweep;
 mod table;
 mod terminal;
 mod trust;
+mod walls;
 mod watched;
 
 use std::process::ExitCode;
 use std::time::Duration;
+
+use init::Way;
+use launch::Purpose;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -77,20 +82,21 @@ fn main() -> ExitCode {
                 (Some("--ttl-ms"), Some(text)) => text.parse().ok(),
                 _ => None,
             };
-            let purpose = match arguments.next().as_deref() {
-                None => Some((launch::Purpose::Run, false)),
-                Some("--build") => Some((launch::Purpose::Build, false)),
-                Some("--listen") => Some((launch::Purpose::Run, true)),
-                Some(_) => None,
-            };
             // Empty means deny: without a time to live there is no sandbox.
-            match ttl_ms.zip(purpose) {
-                Some((ms, (purpose, listens))) => init::run(Duration::from_millis(ms), purpose, listens),
-                None => ExitCode::from(2),
+            let Some(ttl) = ttl_ms.map(Duration::from_millis) else { return ExitCode::from(2) };
+            match arguments.next().as_deref() {
+                None => init::run(ttl, Purpose::Run, Way::Dial).into(),
+                Some("--build") => init::run(ttl, Purpose::Build, Way::Dial).into(),
+                Some("--listen") => init::run(ttl, Purpose::Run, Way::Listen).into(),
+                Some("--walls") => walls::put_up(ttl),
+                Some(_) => ExitCode::from(2),
             }
         }
         Some("files") => files::worker::run(),
         Some("connect") => meet::connect(),
+        Some("wait") => walls::visit::wait(arguments.next().and_then(|text| text.parse().ok())),
+        Some("end") => walls::visit::end(arguments.next().and_then(|text| text.parse().ok())),
+        Some("usage") => walls::visit::usage(),
         Some("posture") => match arguments.next().as_deref() {
             None => posture::print(),
             Some("first") => meet::print_first(),

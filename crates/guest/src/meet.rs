@@ -1,12 +1,13 @@
-//! Where an engine runs the sandbox, nobody outside listens that process 1 could dial. So process 1 listens, and the node has the
-//! engine run `guest connect` inside, which passes bytes on between the node and process 1.
+//! Where an engine runs the sandbox, or somebody else, nobody outside listens that process 1 could dial. So process 1 listens, and
+//! the node has them run `guest connect`, which passes bytes on between the node and process 1.
 //!
 //! ```text
-//! node ══ the engine's exec: stdin, stdout ══ guest connect ──── socket ──── process 1
+//! node ══ their exec, or a terminal of theirs ══ guest connect ──── socket ──── process 1
 //! ```
 //!
 //! The socket is in a directory that only root may enter, and no user code is root. Process 1 looks at who calls all the same: what
-//! the engine runs has its parent outside, which nothing that was started inside ever has.
+//! an engine runs has its parent outside, and what is beside the walls of [`crate::walls`] has no number inside. Nothing that was
+//! started inside ever has either.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,6 +18,7 @@ use std::process::ExitCode;
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::dial::{Connection, greet};
+use crate::walls::Entrances;
 use crate::{posture, sweep};
 
 /// The directory that only root may enter.
@@ -33,39 +35,47 @@ const PIECE_BYTES: usize = 64 * 1024;
 pub enum Meeting {
     /// The node listens.
     Dial,
-    /// This process does.
-    Listen(UnixListener),
+    /// This process does, and has what else would come with a greeting, where it has put up its walls itself.
+    Listen(UnixListener, Option<Entrances>),
 }
 
 impl Meeting {
     /// Listens, and writes down what this process can do: before user code exists.
-    pub fn listen() -> io::Result<Self> {
+    pub fn listen(entrances: Option<Entrances>) -> io::Result<Self> {
         std::fs::set_permissions(HOME, std::fs::Permissions::from_mode(0o700))?;
         std::fs::write(POSTURE, posture::own()?)?;
         std::fs::set_permissions(POSTURE, std::fs::Permissions::from_mode(0o600))?;
         let listener = UnixListener::bind(SOCKET)?;
         std::fs::set_permissions(SOCKET, std::fs::Permissions::from_mode(0o600))?;
-        Ok(Self::Listen(listener))
+        Ok(Self::Listen(listener, entrances))
     }
 
     /// The next connection to the node, greeted.
     pub async fn next(&self) -> io::Result<Connection> {
         match self {
             Self::Dial => crate::dial::dial().await,
-            Self::Listen(listener) => loop {
+            Self::Listen(listener, entrances) => loop {
                 let (stream, _) = listener.accept().await?;
-                if is_from_outside(&stream) {
-                    return greet(stream).await;
+                if is_from_outside(&stream, entrances.is_some()) {
+                    let mut connection = greet(stream).await?;
+                    if let Some(entrances) = entrances {
+                        connection.descriptors = entrances.descriptors()?;
+                    }
+                    return Ok(connection);
                 }
             },
         }
     }
 }
 
-/// Whether who called was put into this sandbox by its engine, as root.
-fn is_from_outside(stream: &UnixStream) -> bool {
+/// Whether who called is root, and was put into this sandbox by its engine or is on the other side of its walls.
+fn is_from_outside(stream: &UnixStream, walled: bool) -> bool {
     let Ok(peer) = stream.peer_cred() else { return false };
     let Some(pid) = peer.pid().filter(|_| peer.uid() == 0) else { return false };
+    if walled {
+        // What the kernel has where a process has no number in this namespace.
+        return pid == 0;
+    }
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     sweep::is_from_outside(&status)
 }
@@ -76,8 +86,17 @@ pub fn connect() -> ExitCode {
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let Ok(stream) = StdStream::connect(SOCKET) else { return ExitCode::FAILURE };
     // Whoever could put a socket of its own in that place would speak for process 1.
-    if !rustix::net::sockopt::socket_peercred(&stream).is_ok_and(|peer| peer.pid.is_init()) {
+    if !rustix::net::sockopt::socket_peercred(&stream).is_ok_and(|peer| is_first(peer.pid)) {
         return ExitCode::FAILURE;
+    }
+    // A terminal would understand some bytes, and change others. Process 1 speaks first, and not before this.
+    if let Ok(mut modes) = rustix::termios::tcgetattr(rustix::stdio::stdin()) {
+        modes.make_raw();
+        if rustix::termios::tcsetattr(rustix::stdio::stdin(), rustix::termios::OptionalActions::Now, &modes)
+            .is_err()
+        {
+            return ExitCode::FAILURE;
+        }
     }
     let Ok(inwards) = stream.try_clone() else { return ExitCode::FAILURE };
     std::thread::spawn(move || {
@@ -86,6 +105,16 @@ pub fn connect() -> ExitCode {
     });
     pass_on(stream.as_fd(), rustix::stdio::stdout());
     ExitCode::SUCCESS
+}
+
+/// Whether a process is the first of its namespace, ours or one inside.
+fn is_first(pid: rustix::process::Pid) -> bool {
+    let status =
+        || std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
+    pid.is_init()
+        || status()
+            .lines()
+            .any(|line| line.starts_with("NSpid:") && line.split_whitespace().last() == Some("1"))
 }
 
 /// Passes bytes on until there are no more, or nobody takes them. Not by `io::copy`: it splices, and a splice from a socket to a pipe

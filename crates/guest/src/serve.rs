@@ -52,7 +52,7 @@ use crate::trust;
 /// A node that does not answer pings for this long is gone; the guest dials the next one.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(10);
-/// The same where an engine is between: it may hold a connection open of which the other end is gone, and until that is found out
+/// The same where somebody is between: they may hold a connection open of which the other end is gone, and until that is found out
 /// nobody else is served. Shorter than the time that a request waits for a connection.
 const ENGINE_PING_EVERY: Duration = Duration::from_secs(2);
 const ENGINE_PING_WITHIN: Duration = Duration::from_secs(4);
@@ -87,7 +87,7 @@ impl<F: Future + 'static> hyper::rt::Executor<F> for Local {
 
 /// Serves until the connection ends.
 pub async fn serve(stream: UnixStream, table: Rc<Table>, way_out: Rc<Option<TcpListener>>) {
-    let (every, within) = match table.in_engine() {
+    let (every, within) = match table.is_relayed() {
         true => (ENGINE_PING_EVERY, ENGINE_PING_WITHIN),
         false => (PING_EVERY, PING_WITHIN),
     };

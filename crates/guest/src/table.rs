@@ -26,6 +26,17 @@ const KEPT_BYTES_MAX: u64 = 64_000_000;
 /// Requests that have a process working for them: each takes a few pages of memory.
 const ASSISTANTS_MAX: usize = 64;
 
+/// Who has put up the walls around this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum House {
+    /// Our own node.
+    Ours,
+    /// An engine: process 1 shares the cgroup of user code.
+    Engine,
+    /// Process 1 itself.
+    Walls,
+}
+
 /// The execs there are.
 pub struct Table {
     execs: RefCell<HashMap<ExecId, Rc<Exec>>>,
@@ -37,8 +48,7 @@ pub struct Table {
     /// What runs of Python are forked from.
     pub parent: Parent,
     purpose: Purpose,
-    /// Whether an engine runs the sandbox: then process 1 shares the cgroup of user code.
-    in_engine: bool,
+    house: House,
     cgroups: RefCell<Vec<OwnedFd>>,
     kills: Rc<Kills>,
     next_group: Cell<u32>,
@@ -62,14 +72,14 @@ pub struct Assistant {
 
 impl Table {
     /// An empty table of a sandbox that is for this.
-    pub fn new(purpose: Purpose, in_engine: bool) -> Self {
+    pub fn new(purpose: Purpose, house: House) -> Self {
         let kills: Rc<Kills> = Rc::default();
-        if in_engine {
+        if house == House::Engine {
             kills.look_ourselves();
         }
         Self {
             purpose,
-            in_engine,
+            house,
             execs: RefCell::default(),
             order: RefCell::default(),
             processes: RefCell::default(),
@@ -89,14 +99,14 @@ impl Table {
         self.kills.attend(descriptors.oom_count, descriptors.oom_event);
     }
 
-    /// Whether an engine runs the sandbox.
-    pub fn in_engine(&self) -> bool {
-        self.in_engine
+    /// Whether somebody passes on what node and guest say to each other.
+    pub fn is_relayed(&self) -> bool {
+        self.house != House::Ours
     }
 
     /// Whether a kernel in user space runs this: there is no cgroup to enter then, though no engine is in the way.
     pub fn in_user_kernel(&self) -> bool {
-        self.cgroups.borrow().is_empty() && !self.in_engine
+        self.cgroups.borrow().is_empty() && self.house == House::Ours
     }
 
     /// Starts an exec, or finds the one that the same request has started before. Either waits for the one verdict on
@@ -336,7 +346,7 @@ mod tests {
     /// On one thread, as the guest runs; its children are reaped afterwards.
     fn with_table(test: impl AsyncFn(&Rc<Table>)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let table = Rc::new(Table::new(Purpose::Run, false));
+        let table = Rc::new(Table::new(Purpose::Run, House::Ours));
         LocalSet::new().block_on(&runtime, test(&table));
         for pid in table.processes.borrow().keys() {
             waitpid(Some(*pid), WaitOptions::empty()).unwrap();

@@ -1,12 +1,15 @@
 //! Which way of isolating is used on this machine, why, and why not the others.
 //!
-//! Where nothing is configured the first that works is used: OCI runtimes where this is root, then Podman, then Docker. Where an order
-//! is configured, all of it that works is used, in that order: what cannot be started with one is started with the next.
+//! Where nothing is configured the first that works is used: OCI runtimes where this is root, then Podman, then Docker. An account of
+//! Daytona, where there is one, comes before it, and it after that. Where an order is configured, all of it that works is used, in that
+//! order: what cannot be started with one is started with the next.
 
 use std::str::FromStr;
 use std::sync::Arc;
 
+use api::limits::Limits;
 use api::server::BackendStatus;
+use runtime::daytona::{self, Account, Daytona};
 use runtime::engine::{Engine, Kind};
 use runtime::{Runtime, Tier};
 use serde::{Deserialize, Serialize};
@@ -26,6 +29,8 @@ pub enum Backend {
     Podman,
     /// Docker's.
     Docker,
+    /// An account of Daytona.
+    Daytona,
 }
 
 /// What was found out.
@@ -33,7 +38,7 @@ pub enum Backend {
 pub struct Choice {
     /// What is used, the first first.
     pub runtimes: Vec<Arc<dyn Runtime>>,
-    /// Engines that are not used and may still have sandboxes of this machine: they are waited for, and removed there.
+    /// Backends that are not used and may still have sandboxes of this machine: they are waited for, and removed there.
     pub kept: Vec<Arc<dyn Runtime>>,
     /// All that was considered, in order, and why it is used or not.
     pub considered: Vec<BackendStatus>,
@@ -71,6 +76,30 @@ impl Choice {
         !self.considered.iter().any(|one| one.used)
     }
 
+    /// The first that templates can be made for here: images for Daytona are made by an engine, and pushed.
+    ///
+    /// # Errors
+    /// There is none: why each was not used, and what to do.
+    pub fn maker(&self) -> Result<Arc<dyn Runtime>, Error> {
+        match self.runtimes.iter().find(|one| one.name() != daytona::NAME) {
+            Some(runtime) => Ok(Arc::clone(runtime)),
+            None => self.at_least(Tier::Container),
+        }
+    }
+
+    /// What to start a sandbox with after `tried` could not, because of `error`: the next with no weaker wall that can hold the same
+    /// limits, none of them cut down without anybody being told.
+    pub fn next(
+        &self,
+        tried: &[String],
+        (tier, limits): (Tier, Limits),
+        error: &Error,
+    ) -> Option<&Arc<dyn Runtime>> {
+        self.runtimes.iter().filter(|_| may_elsewhere(error)).find(|one| {
+            one.tier() >= tier && one.within(limits) == limits && !tried.iter().any(|name| name == one.name())
+        })
+    }
+
     /// The first runtime whose wall is at least as strong. Never a weaker one.
     ///
     /// # Errors
@@ -94,13 +123,17 @@ impl From<Vec<Arc<dyn Runtime>>> for Choice {
 impl Machine {
     /// Decides which backends are used: those of the order that work, or without an order the first that does.
     pub async fn choose(&self, order: &[Backend]) -> Choice {
-        let automatic = [Backend::Oci, Backend::Podman, Backend::Docker];
-        let order = if order.is_empty() { (automatic.as_slice(), true) } else { (order, false) };
+        let automatic = [Backend::Daytona, Backend::Oci, Backend::Podman, Backend::Docker];
+        // Nobody is told of an account that they never had.
+        let automatic = automatic.get(usize::from(!Account::is_meant())..).unwrap_or_default();
+        let order = if order.is_empty() { (automatic, true) } else { (order, false) };
         let mut choice = Choice::default();
         let mut away: Vec<Arc<dyn Runtime>> = Vec::new();
         for backend in expanded(order.0) {
             let name = backend.name().to_owned();
-            let first = choice.considered.iter().find(|one: &&BackendStatus| one.used);
+            // What an account cannot make is made here (A9.02).
+            let mut here = choice.considered.iter().filter(|one: &&BackendStatus| one.name != daytona::NAME);
+            let first = here.find(|one| one.used);
             let status = match first.filter(|_| order.1) {
                 Some(first) => {
                     let why = format!("{} comes first, and works", first.name);
@@ -113,11 +146,7 @@ impl Machine {
                     }
                     Err(error) => {
                         let is_away = matches!(error, Error::Runtime(runtime::Error::Unavailable { .. }));
-                        if let Some(engine) =
-                            backend.kind().filter(|_| is_away).and_then(|kind| self.engine(kind).ok())
-                        {
-                            away.push(Arc::new(engine));
-                        }
+                        away.extend(self.away(backend).filter(|_| is_away));
                         let error = error.to_api();
                         BackendStatus { name, why: error.message, fix: error.fix, ..BackendStatus::default() }
                     }
@@ -135,7 +164,20 @@ impl Machine {
                 choice.kept.push(Arc::new(engine));
             }
         }
+        if !choice.runtimes.iter().any(|one| one.name() == daytona::NAME) && Daytona::has_before(self.data())
+        {
+            choice.kept.extend(self.away(Backend::Daytona));
+        }
         choice
+    }
+
+    /// A backend that does not answer now, and may later.
+    fn away(&self, backend: Backend) -> Option<Arc<dyn Runtime>> {
+        match backend {
+            Backend::Podman | Backend::Docker => Some(Arc::new(self.engine(backend.kind()?).ok()?)),
+            Backend::Daytona => Some(Arc::new(self.daytona().ok()?)),
+            Backend::Oci | Backend::Engine => None,
+        }
     }
 
     async fn find(&self, backend: Backend) -> Found {
@@ -143,7 +185,16 @@ impl Machine {
             Backend::Oci => self.find_oci(),
             Backend::Podman | Backend::Engine => Self::try_engine(self.engine(Kind::Podman)?).await,
             Backend::Docker => Self::try_engine(self.engine(Kind::Docker)?).await,
+            Backend::Daytona => self.find_daytona().await,
         }
+    }
+
+    /// An account is used if it answers, and takes the key (A9.03).
+    async fn find_daytona(&self) -> Found {
+        let daytona = self.daytona()?;
+        daytona.check().await?;
+        let (why, lacks) = (format!("it takes the key, at {}", daytona.address()), daytona.lacks().await?);
+        Ok((vec![Arc::new(daytona)], why, lacks))
     }
 
     fn find_oci(&self) -> Found {
@@ -181,7 +232,7 @@ impl FromStr for Backend {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Oci, Self::Engine, Self::Podman, Self::Docker];
+        let all = [Self::Oci, Self::Engine, Self::Podman, Self::Docker, Self::Daytona];
         let found = all.into_iter().find(|one| one.name() == text);
         found.ok_or_else(|| format!("it is one of {}", all.map(Self::name).join(", ")))
     }
@@ -190,7 +241,7 @@ impl FromStr for Backend {
 impl Backend {
     fn kind(self) -> Option<Kind> {
         match self {
-            Self::Oci | Self::Engine => None,
+            Self::Oci | Self::Engine | Self::Daytona => None,
             Self::Podman => Some(Kind::Podman),
             Self::Docker => Some(Kind::Docker),
         }
@@ -202,6 +253,7 @@ impl Backend {
             Self::Engine => "engine",
             Self::Podman => "podman",
             Self::Docker => "docker",
+            Self::Daytona => daytona::NAME,
         }
     }
 }
@@ -212,7 +264,9 @@ fn expanded(order: &[Backend]) -> Vec<Backend> {
     for backend in order {
         let meant: &[Backend] = match backend {
             Backend::Engine => &[Backend::Podman, Backend::Docker],
-            one @ (Backend::Oci | Backend::Podman | Backend::Docker) => std::slice::from_ref(one),
+            one @ (Backend::Oci | Backend::Podman | Backend::Docker | Backend::Daytona) => {
+                std::slice::from_ref(one)
+            }
         };
         for one in meant {
             if !all.contains(one) {
@@ -221,6 +275,17 @@ fn expanded(order: &[Backend]) -> Vec<Backend> {
         }
     }
     all
+}
+
+/// Whether what could not be made with one backend may be made with another: it is not there, does not answer, has no room, or
+/// cannot hold what was asked for.
+fn may_elsewhere(error: &Error) -> bool {
+    use runtime::Error::{Capacity, Deadline, Unavailable, Unsupported};
+    if let Error::Runtime(error) = error {
+        return matches!(error, Unavailable { .. } | Unsupported { .. } | Deadline { .. } | Capacity { .. });
+    }
+    // The guest was never heard of.
+    matches!(error, Error::Deadline { .. })
 }
 
 /// The error where nothing works.

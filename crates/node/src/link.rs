@@ -308,9 +308,7 @@ async fn mourn(
         _ if wanted.is_some() => wanted.unwrap_or(LostCause::Stopped),
         Exit::Exited(code) if code == i32::from(GUEST_EXPIRED) => LostCause::Expired,
         // Where process 1 shares the limit of memory, using it up can end it.
-        _ if struck && (runtime.tier() == runtime::Tier::UserKernel || runtime.takes_images()) => {
-            LostCause::Oom
-        }
+        _ if struck && runtime.shares_limits() => LostCause::Oom,
         Exit::Exited(_) | Exit::Signaled(_) | Exit::Unknown => LostCause::Died,
     };
     state.send_replace(State::Ended(cause));

@@ -281,12 +281,17 @@ impl Node {
         }
     }
 
-    /// Starts a sandbox without a template, sees that code runs in it sealed, and ends it.
+    /// Starts a sandbox without a template, sees that code runs in it sealed, and ends it. Where every sandbox needs a template, sees
+    /// that the backend answers.
     ///
     /// # Errors
     /// What did not work.
     pub async fn probe(&self) -> Result<(), Error> {
         let runtime = self.shared.choice.at_least(runtime::Tier::Container)?;
+        if runtime.takes_images() && !runtime.has_image(runtime::engine::EMPTY).await? {
+            // Nothing can be started there without a template, and it has answered.
+            return Ok(());
+        }
         let layers = match runtime.takes_images() {
             true => Vec::new(),
             false => vec![template::empty(&self.shared.data).await?],

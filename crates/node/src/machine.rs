@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::SandboxId;
+use runtime::daytona::{self, Account, Daytona};
 use runtime::engine::{Engine, Kind, Place};
 use runtime::oci::{Dirs, Flavor, Oci};
 use runtime::{Runtime, Tier};
@@ -58,10 +59,16 @@ impl Machine {
         if let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == name) {
             return Ok(Arc::new(self.engine(kind)?));
         }
+        if name == daytona::NAME {
+            return Ok(Arc::new(self.daytona()?));
+        }
         let known = Self::flavors().into_iter().find(|flavor| flavor.name == name);
         let flavor = known.ok_or_else(|| {
-            let names =
-                Self::flavors().map(|flavor| flavor.name).into_iter().chain(Kind::ALL.map(Kind::name));
+            let names = Self::flavors()
+                .map(|flavor| flavor.name)
+                .into_iter()
+                .chain(Kind::ALL.map(Kind::name))
+                .chain([daytona::NAME]);
             let why = format!("{name} is not one of {}", names.collect::<Vec<_>>().join(", "));
             runtime::Error::Unsupported { what: "this runtime", why }
         })?;
@@ -76,7 +83,9 @@ impl Machine {
         let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
         self.engine(kind.ok_or_else(|| runtime::Error::Unsupported {
             what: "an image",
-            why: format!("{name} is no engine; use podman or docker"),
+            why: format!(
+                "{name} is no engine; name one that makes it: `--backends podman` or `--backends docker`"
+            ),
         })?)
     }
 
@@ -86,6 +95,14 @@ impl Machine {
     /// It is nowhere to be found.
     pub fn engine(&self, kind: Kind) -> Result<Engine, Error> {
         Ok(Engine::new(Place::find(kind)?, &self.data)?)
+    }
+
+    /// The account of Daytona that this machine may use. It is not asked anything yet.
+    ///
+    /// # Errors
+    /// None is configured.
+    pub fn daytona(&self) -> Result<Daytona, Error> {
+        Ok(Daytona::new(Account::find()?, &self.data)?)
     }
 
     /// The first runtime of this machine whose wall is at least as strong. Never a weaker one.
@@ -116,6 +133,7 @@ impl Machine {
         };
         // An engine is asked only where something was written down of its sandboxes: asking takes time.
         let engines = Kind::ALL.into_iter().filter(used).map(Kind::name);
+        let engines = engines.chain(Some(daytona::NAME).filter(|_| Daytona::has_before(&self.data)));
         for name in Self::flavors().map(|flavor| flavor.name).into_iter().chain(engines) {
             let Ok(runtime) = self.runtime(name) else { continue };
             let kept = crate::journal::kept(&self.data)?;

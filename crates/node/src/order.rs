@@ -33,15 +33,8 @@ impl Shared {
                 Err(error) => error,
             };
             tried.push(name.clone());
-            // No weaker wall, and no limit cut down of which nobody would be told.
-            let next = self.choice.runtimes.iter().find(|one| {
-                one.tier() >= runtime.tier()
-                    && one.within(spec.limits) == spec.limits
-                    && !tried.iter().any(|name| name == one.name())
-            });
-            let (Error::Runtime(runtime::Error::Unavailable { .. }), Some(next)) = (&error, next) else {
-                return Err(error);
-            };
+            let next = self.choice.next(&tried, (runtime.tier(), spec.limits), &error);
+            let Some(next) = next else { return Err(error) };
             // What the first may have made of it is removed, or nothing else is tried.
             runtime.stop(entry.id(), Duration::ZERO).await?;
             tracing::warn!(

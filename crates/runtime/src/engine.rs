@@ -7,7 +7,6 @@
 //! | [`container`] | what it is told of one sandbox |
 //! | [`image`] | root file systems, sealed with the guest in them |
 //! | [`channel`] | the channel: bytes through an exec |
-//! | [`written`] | what is written down here: a directory and a lock for each sandbox |
 //! | [`posture`] | what process 1 says of itself, and what should be |
 //!
 //! ```text
@@ -19,17 +18,15 @@
 //! The engine keeps everything of a sandbox in one container whose name is made of the sandbox's id; labels say whose it is.
 //! Nothing of this machine is mounted into it, so the engine can be on another one. What is here is a directory with a lock.
 
-mod channel;
-mod container;
+pub(crate) mod channel;
+pub(crate) mod container;
 mod facts;
 mod image;
 pub mod place;
-mod posture;
-mod written;
+pub(crate) mod posture;
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::SandboxId;
@@ -50,11 +47,10 @@ pub use facts::Facts;
 pub use image::EMPTY;
 pub use place::{Kind, Place};
 
-use crate::hand::Lock;
 use crate::oci::seccomp;
-use crate::{Error, Exit, Listed, Profile, Runtime, Spec, Tier, Usage, files, hand};
+use crate::written::{self, Written, owner};
+use crate::{Error, Exit, Listed, Profile, Runtime, Spec, Tier, Usage, files};
 use container::Dialect;
-use written::{MADE, owner};
 
 /// An engine that is restarted is away for some seconds.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -77,14 +73,12 @@ pub struct Engine {
 
 struct Shared {
     place: Place,
-    /// Where the directories of its sandboxes are.
-    home: PathBuf,
+    /// What is written down of its sandboxes.
+    written: Written,
     /// What tells our sandboxes from others' on the same engine.
     owner: String,
     /// Reached, and asked what it can do: at the first use.
     reached: OnceCell<(Docker, Facts)>,
-    /// What this process holds of each sandbox.
-    locks: Mutex<HashMap<SandboxId, Lock>>,
 }
 
 impl Engine {
@@ -97,10 +91,14 @@ impl Engine {
         std::fs::create_dir_all(&home).map_err(|source| files::failed("make directory", &home, source))?;
         // One engine may serve both sockets: what is of one name is not of the other.
         let owner = format!("{}-{}", owner(&home)?, place.kind.name());
-        let home = home.join(place.kind.name());
-        files::directory(&home, 0o700)?;
-        let (reached, locks) = (OnceCell::new(), Mutex::default());
-        Ok(Self { shared: Arc::new(Shared { place, home, owner, reached, locks }) })
+        let written = Written::open(home.join(place.kind.name()))?;
+        Ok(Self { shared: Arc::new(Shared { place, written, owner, reached: OnceCell::new() }) })
+    }
+
+    /// The engine of this kind on which sandboxes of this data directory are, wherever an engine is found now; nothing if there are none.
+    pub fn of_before(kind: Kind, data: &std::path::Path) -> Option<Self> {
+        let address = written::address_in(&data.join("engine").join(kind.name()))?;
+        Self::new(Place { kind, address }, data).ok()
     }
 
     /// What the engine says that it is and can do.
@@ -114,15 +112,6 @@ impl Engine {
     /// Where it is.
     pub fn place(&self) -> &Place {
         &self.shared.place
-    }
-
-    /// Whether it has an image of that name.
-    ///
-    /// # Errors
-    /// It does not answer.
-    pub async fn has(&self, image: &str) -> Result<bool, Error> {
-        let found = self.docker().await?.inspect_image(image).await;
-        Ok(unless_gone(found).map_err(|error| self.failed("look for an image", error))?.is_some())
     }
 
     async fn reach(&self) -> Result<&(Docker, Facts), Error> {
@@ -160,7 +149,7 @@ impl Engine {
         let labels = container::labels(id, &self.shared.owner);
         let body = container::body(spec, image, &self.dialect(facts)?, labels);
         // From here on the engine may have something of it.
-        files::write(&self.directory(id).join(MADE), &self.shared.place.address)?;
+        self.shared.written.make(id, &self.shared.place.address)?;
         let name = CreateContainerOptionsBuilder::new().name(&container::name(id)).build();
         match docker.create_container(Some(name), body).await {
             Ok(_) => {}
@@ -183,7 +172,7 @@ impl Engine {
                 why: "Podman reads it from a file of its own machine, which is another one; use Docker there, or Belljar itself".into(),
             });
         }
-        let filter = self.shared.home.with_file_name("seccomp.json");
+        let filter = self.shared.written.home().with_file_name("seccomp.json");
         // Starts go on beside each other, also of other processes.
         let draft = format!("{}-{:?}", std::process::id(), std::thread::current().id());
         files::replace_by(&filter, &seccomp::filter(Tier::Container).to_string(), &draft)?;
@@ -192,19 +181,7 @@ impl Engine {
 
     /// Removes the container, whatever it is doing, and then what is written down of it.
     async fn teardown(&self, id: &SandboxId) -> Result<(), Error> {
-        let directory = self.directory(id);
-        match (directory.exists(), directory.join(MADE).exists()) {
-            (true, false) => {}
-            (true, true) => self.remove_container(id).await?,
-            // What is not written down was removed, or is a stranger's: an engine that is away keeps nobody waiting for that.
-            (false, _) => match self.remove_container(id).await {
-                Ok(()) | Err(Error::Unavailable { .. }) => {}
-                Err(error) => return Err(error),
-            },
-        }
-        files::remove_shallow(&directory, 0)?;
-        self.locks().remove(id);
-        Ok(())
+        self.shared.written.teardown(id, self.remove_container(id)).await
     }
 
     async fn remove_container(&self, id: &SandboxId) -> Result<(), Error> {
@@ -276,10 +253,21 @@ impl Runtime for Engine {
         true
     }
 
+    async fn has_image(&self, image: &str) -> Result<bool, Error> {
+        if image == EMPTY {
+            // It is made where it is needed.
+            return Ok(true);
+        }
+        let found = self.docker().await?.inspect_image(image).await;
+        Ok(unless_gone(found).map_err(|error| self.failed("look for an image", error))?.is_some())
+    }
+
+    fn shares_limits(&self) -> bool {
+        true
+    }
+
     fn within(&self, limits: Limits) -> Limits {
-        let limits =
-            Limits { disk_bytes: limits.disk_bytes.min(container::disk_bytes_max(&limits)), ..limits };
-        Limits { disk_inodes: limits.disk_inodes.min(container::disk_inodes_max(&limits)), ..limits }
+        container::within(limits)
     }
 
     async fn lacks(&self) -> Result<Vec<String>, Error> {
@@ -300,7 +288,7 @@ impl Runtime for Engine {
         // A start that nobody waits for any more must still become a sandbox or nothing.
         let (engine, id, spec) = (self.clone(), id.clone(), spec.clone());
         let start = tokio::spawn(async move {
-            engine.reserve(&id)?;
+            engine.shared.written.reserve(&id)?;
             match engine.make(&id, &spec).await {
                 Ok(()) => Ok(()),
                 Err(error) => {
@@ -317,7 +305,7 @@ impl Runtime for Engine {
         let deadline = Instant::now() + within;
         let late = || Error::Deadline { what: "the guest's call", after: within };
         match tokio::time::timeout_at(deadline, self.is_known(id)).await {
-            Ok(true) => self.take(id)?,
+            Ok(true) => self.shared.written.take(id)?,
             Ok(false) => return Err(Error::NotFound(id.clone())),
             Err(_) => return Err(late()),
         }
@@ -349,7 +337,7 @@ impl Runtime for Engine {
 
     async fn stop(&self, id: &SandboxId, grace: Duration) -> Result<(), Error> {
         if !grace.is_zero()
-            && self.directory(id).join(MADE).exists()
+            && self.shared.written.is_made(id)
             && self.state(id).await?.is_some_and(|state| state.running == Some(true))
         {
             let seconds = i32::try_from(grace.as_millis().div_ceil(1000)).unwrap_or(i32::MAX);
@@ -361,7 +349,8 @@ impl Runtime for Engine {
     }
 
     async fn list(&self) -> Result<Vec<Listed>, Error> {
-        self.check_place()?;
+        let place = &self.shared.place;
+        self.shared.written.check_place(&place.address, (self.name(), place.kind.variable()))?;
         // Named one by one: Podman has states that nobody else knows, of containers that have ended.
         let states = ["created", "running", "paused", "exited"].map(str::to_owned).to_vec();
         let filters =
@@ -378,8 +367,8 @@ impl Runtime for Engine {
             }
             known.insert(id);
         }
-        known.extend(self.written_down()?);
-        let owned = |id: &SandboxId| hand::is_taken(&self.directory(id).join("lock"));
+        known.extend(self.shared.written.all()?);
+        let owned = |id: &SandboxId| self.shared.written.is_taken(id);
         let listed = known.into_iter();
         Ok(listed.map(|id| Listed { owned: owned(&id), alive: alive.contains(&id), id }).collect())
     }

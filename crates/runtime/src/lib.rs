@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`oci`] | any OCI runtime by its command line: `runc`, `runsc`, `youki` |
 //! | [`engine`] | Docker and Podman, by the API that both serve |
+//! | [`daytona`] | workspaces of a Daytona account, behind walls that the guest puts up |
 //! | `sim` | a runtime in memory that isolates nothing, for tests; behind the feature of its name |
 //! | [`laws`] | what every backend must keep, as a suite that runs on any of them |
 //!
@@ -14,13 +15,16 @@
 //! id, and is removed by [`Runtime::stop`] of any process that knows only the id. Nothing weaker than what the
 //! spec asks for is ever started.
 
+pub mod daytona;
 pub mod engine;
 mod files;
 mod hand;
+mod http;
 pub mod laws;
 pub mod oci;
 #[cfg(feature = "sim")]
 pub mod sim;
+mod written;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -236,6 +240,16 @@ pub trait Runtime: Send + Sync {
     /// Whether it knows a root file system by the name of an image, and not by the directories of its layers.
     fn takes_images(&self) -> bool {
         false
+    }
+
+    /// Whether process 1 is within the limits of user code, so that using up memory can end it too.
+    fn shares_limits(&self) -> bool {
+        self.tier() == Tier::UserKernel
+    }
+
+    /// Whether it has a root file system of that name.
+    async fn has_image(&self, _image: &str) -> Result<bool, Error> {
+        Ok(false)
     }
 
     /// These limits, with what is larger than this backend can hold cut down to what it can: what somebody gets who has not

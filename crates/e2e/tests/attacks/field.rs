@@ -13,7 +13,7 @@ use runtime::Runtime;
 use tempfile::TempDir;
 
 /// The tiers that share the host's kernel, and all.
-pub(crate) const RUNC: &[&str] = &["runc", "docker", "podman"];
+pub(crate) const RUNC: &[&str] = &["runc", "docker", "podman", "daytona"];
 pub(crate) const BOTH: &[&str] = e2e::lab::EVERYWHERE;
 /// The same without engines: what is attacked, or looked at, is only where Belljar makes the sandbox itself.
 pub(crate) const OCI: &[&str] = &["runc"];

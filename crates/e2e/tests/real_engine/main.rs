@@ -1,6 +1,7 @@
-//! Engines: Docker and Podman, as they are where people have them.
+//! Engines: Docker and Podman, as they are where people have them; and Daytona, as a server of the test tree.
 //!
-//! These start engines, so they need root, and `BELLJAR_RUNTIMES` has to name `docker` or `podman`: `just engines` does all of it.
+//! These start engines, so they need root, and `BELLJAR_RUNTIMES` has to name `docker`, `podman` or `daytona`: `just engines` does all of
+//! it.
 
 // A test fails by panicking.
 #![allow(
@@ -11,6 +12,7 @@
     clippy::print_stderr
 )]
 
+mod daytona;
 mod parity;
 mod people;
 mod restart;
@@ -33,6 +35,11 @@ fn engines() -> Vec<Kind> {
 /// Whether Docker is.
 fn docker() -> bool {
     engines().contains(&Kind::Docker)
+}
+
+/// Whether workspaces of the server that stands for Daytona are.
+fn daytona() -> bool {
+    docker() && wanted("daytona")
 }
 
 /// What a command said to both, and its code.

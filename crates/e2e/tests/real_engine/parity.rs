@@ -6,12 +6,13 @@ use api::limits::Limits;
 use api::policy::Policy;
 use api::sandbox::CreateSandbox;
 use client::Client;
+use e2e::daytona::Server;
 use e2e::lab::script;
 use e2e::layer;
 use e2e::room::{Ran, coded, python};
 use e2e::service::{Service, served};
 
-use super::engines;
+use super::{daytona, engines};
 
 /// What all backends can hold.
 const LIMITS: Limits = Limits {
@@ -136,23 +137,23 @@ fn every_backend_answers_the_same() {
         drop(native);
         for kind in &engines {
             let service = Service::on_engine(*kind);
-            let seen = answers(&service.client()).await;
-            let differing: Vec<String> = expected
-                .iter()
-                .zip(&seen)
-                .filter(|(ours, theirs)| ours != theirs)
-                .map(|((name, ours), (_, theirs))| {
-                    format!("== {name}\noci: {ours}\n{}: {theirs}", kind.name())
-                })
-                .collect();
-            assert!(
-                differing.is_empty(),
-                "{} of {}:\n{}",
-                differing.len(),
-                expected.len(),
-                differing.join("\n")
-            );
-            eprintln!("{}: {} answers, all the same", kind.name(), expected.len());
+            compare(&expected, &answers(&service.client()).await, kind.name());
+        }
+        if daytona() {
+            let service = Service::on_daytona(Server::shared());
+            compare(&expected, &answers(&service.client()).await, "daytona");
         }
     });
+}
+
+fn compare(expected: &[(&str, String)], seen: &[(&str, String)], name: &str) {
+    let differing: Vec<String> = expected
+        .iter()
+        .zip(seen)
+        .filter(|(ours, theirs)| ours != theirs)
+        .map(|((asked, ours), (_, theirs))| format!("== {asked}\noci: {ours}\n{name}: {theirs}"))
+        .collect();
+    let all = expected.len();
+    assert!(differing.is_empty(), "{} of {all}:\n{}", differing.len(), differing.join("\n"));
+    eprintln!("{name}: {all} answers, all the same");
 }

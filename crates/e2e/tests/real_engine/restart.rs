@@ -18,12 +18,16 @@ const NOTICED_WITHIN: Duration = Duration::from_secs(30);
 
 /// A server on an engine of its own.
 fn service_on(engine: &Dockerd) -> Service {
-    let address = engine.address();
+    service_at(engine, &engine.address())
+}
+
+/// Likewise, reached there.
+fn service_at(engine: &Dockerd, address: &str) -> Service {
     // The library below asks the same engine as the server.
     let before = ["env".to_owned(), format!("DOCKER_HOST={address}")];
     let service = Service::with(&before.each_ref().map(String::as_str), &["--backends", "docker"]);
     let name = node::template::Store::new(service.data()).load("base").unwrap().image();
-    layer::load_at(Kind::Docker, &address, "base", &name);
+    layer::load_at(Kind::Docker, &engine.address(), "base", &name);
     service
 }
 
@@ -137,6 +141,25 @@ fn an_engine_that_is_away_is_said_to_be() {
         assert!(error.fix.contains("systemctl start docker"), "{error:?}");
         assert_eq!(client.sandbox(&id).await.unwrap().state, SandboxState::Running, "nobody has seen it end");
         engine.begin();
+        speaks(&client, &id).await;
+        client.stop(&id).await.unwrap();
+        drop(service);
+    });
+}
+
+/// An engine on another machine is one over TCP: nothing of this machine is mounted into its sandboxes.
+#[test]
+fn an_engine_is_reached_over_tcp() {
+    if !docker() {
+        return;
+    }
+    served(async || {
+        let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let address = format!("tcp://127.0.0.1:{port}");
+        let engine = Dockerd::start(&["--host", &address, "--tls=false"]);
+        let service = service_at(&engine, &address);
+        let client = service.client();
+        let id = create(&client).await;
         speaks(&client, &id).await;
         client.stop(&id).await.unwrap();
         drop(service);

@@ -100,6 +100,48 @@ fn who_may_not_use_the_socket_is_told_how_to() {
     assert!(text.contains("usermod -aG docker"), "{text}");
 }
 
+/// What rootless Podman cannot limit is refused, whatever it says in Docker's words: on cgroup version 1 that is everything.
+#[test]
+fn podman_without_root_is_used_where_it_can_limit_and_nowhere_else() {
+    if !engines().contains(&Kind::Podman) {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(home.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let as_user = |program: &str| {
+        let mut command = std::process::Command::new(program);
+        command
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .current_dir(home.path())
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("HOME", home.path()).env("XDG_RUNTIME_DIR", home.path());
+        command
+    };
+    let socket = home.path().join("podman.sock");
+    let address = format!("unix://{}", socket.display());
+    let mut service = as_user("podman").args(["system", "service", "--time=0", &address]).spawn().unwrap();
+    let since = std::time::Instant::now();
+    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+        assert!(since.elapsed() < std::time::Duration::from_secs(30), "rootless Podman did not begin");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let mut status = as_user(&e2e::service::binary().to_string_lossy());
+    let (_, text) = said(status.args(["--backends", "podman", "status"]).env("CONTAINER_HOST", &address));
+    service.kill().unwrap();
+    service.wait().unwrap();
+    if std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        assert!(text.contains("rootless, at unix://") || text.contains("cannot be enforced here"), "{text}");
+    } else {
+        assert!(text.starts_with("No backend available\n"), "{text}");
+        assert!(
+            text.contains("memory_bytes cannot be enforced here: without root Podman limits nothing"),
+            "{text}"
+        );
+    }
+}
+
 #[test]
 fn an_image_that_is_missing_is_said_to_be_with_how_to_make_it() {
     for kind in engines() {
@@ -126,7 +168,7 @@ fn an_image_that_is_missing_is_said_to_be_with_how_to_make_it() {
 }
 
 /// A template that nobody has.
-fn lost(data: &std::path::Path) {
+pub fn lost(data: &std::path::Path) {
     let layers = vec!["0123456789abcdef".repeat(4)];
     let template = node::template::Template { layers, ..node::template::Template::of("lost") };
     node::template::Store::new(data).save(&template).unwrap();

@@ -7,7 +7,9 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use api::limits::Limits;
+use e2e::daytona::Server;
 use e2e::traces::Traces;
+use runtime::daytona::Daytona;
 use runtime::engine::{Engine, Kind, Place};
 use runtime::laws::Fixture;
 use runtime::oci::{Dirs, Flavor, Oci};
@@ -104,6 +106,16 @@ impl Ground {
         Fixture { instance: Box::new(instance), ..self.fixture(Flavor::runc()) }
     }
 
+    /// The same in workspaces of the server that stands for Daytona, which have a shell.
+    pub fn daytona_fixture(&self) -> Fixture {
+        let data = self.dirs().data;
+        let instance = move || -> Box<dyn Runtime> {
+            Box::new(Daytona::new(Server::shared().account(), &data).unwrap())
+        };
+        let spec = Spec { image: e2e::layer::base_image("daytona"), ..self.spec() };
+        Fixture { spec, instance: Box::new(instance), ..self.fixture(Flavor::runc()) }
+    }
+
     /// Stops what a mutant left.
     pub async fn stop_all(&self) {
         let oci = self.oci(Flavor::runc());
@@ -115,7 +127,14 @@ impl Ground {
     /// Asserts that nothing of this test's sandboxes is left anywhere on the machine.
     pub fn assert_clean(&self) {
         Traces::of(&[&self.prefix, &self.home.path().to_string_lossy()]).assert_nothing_left();
-        for kept in ["sandboxes", "runtime/runc", "runtime/runsc", "engine/docker", "engine/podman"] {
+        for kept in [
+            "sandboxes",
+            "runtime/runc",
+            "runtime/runsc",
+            "engine/docker",
+            "engine/podman",
+            "daytona/sandboxes",
+        ] {
             let left: Vec<_> =
                 fs::read_dir(self.dirs().data.join(kept)).into_iter().flatten().flatten().collect();
             assert!(left.is_empty(), "left in {kept}: {left:?}");

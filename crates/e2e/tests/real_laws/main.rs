@@ -51,6 +51,14 @@ async fn podman_keeps_all_laws() {
     ground.assert_clean();
 }
 
+#[tokio::test]
+async fn daytona_keeps_all_laws() {
+    let Some(ground) = Ground::find("daytona").filter(|_| wanted("daytona")) else { return };
+    let broken = broken(laws::all(&ground.daytona_fixture()).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
 /// Nobody has to have it: it is not in Debian.
 #[tokio::test]
 async fn youki_keeps_all_laws_where_it_is_installed() {

@@ -13,7 +13,7 @@ use api::policy::Policy;
 use bytes::Bytes;
 use hyper::Method;
 use runtime::engine::Engine;
-use runtime::{Profile, Spec};
+use runtime::{Profile, Runtime as _, Spec};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -113,7 +113,7 @@ impl Builder {
     pub async fn load(&self, name: &str, engine: &Engine, watch: Watch<'_>) -> Result<Template, Error> {
         let layers = Layers::open(&self.data).await?;
         let template = Store::new(&self.data).load(name)?;
-        if engine.has(&template.image()).await? {
+        if engine.has_image(&template.image()).await? {
             return Ok(template);
         }
         // A file without a name: whatever happens, nothing of it is left.

@@ -85,7 +85,7 @@ impl Engine {
 }
 
 /// Hears the guest's greeting and answers with ours: no descriptor passes through an engine.
-async fn greet(mut stream: UnixStream) -> Result<UnixStream, String> {
+pub(crate) async fn greet(mut stream: UnixStream) -> Result<UnixStream, String> {
     let mut bytes = [0; HELLO_BYTES];
     let heard = stream.read_exact(&mut bytes).await;
     heard.map_err(|error| format!("it said less than a greeting: {error}"))?;

@@ -86,23 +86,29 @@ pub(super) fn id_in(labels: HashMap<String, String>) -> Option<SandboxId> {
 }
 
 /// The largest disk: it is memory, and code has to have some too. The smallest there is is let through in any case.
-pub(super) fn disk_bytes_max(limits: &Limits) -> u64 {
+fn disk_bytes_max(limits: &Limits) -> u64 {
     (limits.memory_bytes / 2).max(Limits::MIN.disk_bytes)
 }
 
 /// The most files: each costs kernel memory, which counts as well.
-pub(super) fn disk_inodes_max(limits: &Limits) -> u64 {
+fn disk_inodes_max(limits: &Limits) -> u64 {
     limits.disk_bytes / FILE_BYTES
 }
 
-/// Refuses what an engine cannot hold.
-pub(super) fn check(limits: &Limits) -> Result<(), Error> {
+/// What of these can be held.
+pub(crate) fn within(limits: Limits) -> Limits {
+    let limits = Limits { disk_bytes: limits.disk_bytes.min(disk_bytes_max(&limits)), ..limits };
+    Limits { disk_inodes: limits.disk_inodes.min(disk_inodes_max(&limits)), ..limits }
+}
+
+/// Refuses what cannot be held where files are memory.
+pub(crate) fn check(limits: &Limits) -> Result<(), Error> {
     let (most, most_files) = (disk_bytes_max(limits), disk_inodes_max(limits));
     if limits.disk_inodes > most_files {
         return Err(Error::Unsupported {
             what: "disk_inodes",
             why: format!(
-                "files of a sandbox are memory where an engine runs it, and {} were asked for; ask for {most_files} or fewer",
+                "files of a sandbox are memory on this backend, and {} were asked for; ask for {most_files} or fewer",
                 limits.disk_inodes
             ),
         });
@@ -111,7 +117,7 @@ pub(super) fn check(limits: &Limits) -> Result<(), Error> {
         return Err(Error::Unsupported {
             what: "disk_bytes",
             why: format!(
-                "files of a sandbox are memory where an engine runs it, and {} bytes were asked for; ask for {most} or less, or for more memory",
+                "files of a sandbox are memory on this backend, and {} bytes were asked for; ask for {most} or less, or for more memory",
                 limits.disk_bytes
             ),
         });
@@ -221,20 +227,35 @@ fn security(dialect: &Dialect) -> Vec<String> {
     options
 }
 
-fn tmpfs(limits: &Limits, dialect: &Dialect) -> HashMap<String, String> {
+/// The disks in memory that every sandbox has: where, and how Linux is told how large they are and whose.
+pub(crate) fn disks(limits: &Limits) -> [(&'static str, u64, String); 3] {
     let home = limits.disk_bytes / HOME_SHARE;
-    let (inodes, spool) = (limits.disk_inodes, (limits.memory_bytes / SPOOL_SHARE).min(SPOOL_BYTES_MAX));
-    let options = |bytes: u64, inodes: u64, mode: &str| match dialect {
-        Dialect::Docker => format!("rw,exec,nosuid,nodev,size={bytes},nr_inodes={inodes},{mode}"),
-        Dialect::Podman { .. } => format!("rw,exec,nosuid,nodev,notmpcopyup,size={bytes},mode=1777"),
-    };
+    let inodes = limits.disk_inodes;
     let user = format!("mode=0755,uid={0},gid={0}", api::limits::UID);
-    let mut mounts = HashMap::from([
-        ("/workspace".into(), options(limits.disk_bytes - home, inodes - inodes / HOME_SHARE, &user)),
-        ("/home/sandbox".into(), options(home, inodes / HOME_SHARE, &user)),
-        ("/tmp".into(), options(limits.tmp_bytes, config::tmp_inodes(limits), "mode=1777")),
-        ("/.belljar/spool".into(), format!("rw,noexec,nosuid,nodev,size={spool},mode=0700")),
-    ]);
+    let disk = |path, bytes: u64, inodes: u64, mode: &str| {
+        (path, bytes, format!("size={bytes},nr_inodes={inodes},{mode}"))
+    };
+    [
+        disk("/workspace", limits.disk_bytes - home, inodes - inodes / HOME_SHARE, &user),
+        disk("/home/sandbox", home, inodes / HOME_SHARE, &user),
+        disk("/tmp", limits.tmp_bytes, config::tmp_inodes(limits), "mode=1777"),
+    ]
+}
+
+/// The same for what is kept of output.
+pub(crate) fn spool(limits: &Limits) -> String {
+    format!("size={},mode=0700", (limits.memory_bytes / SPOOL_SHARE).min(SPOOL_BYTES_MAX))
+}
+
+fn tmpfs(limits: &Limits, dialect: &Dialect) -> HashMap<String, String> {
+    let told = |(path, bytes, options): (&str, u64, String)| match dialect {
+        Dialect::Docker => (path.to_owned(), format!("rw,exec,nosuid,nodev,{options}")),
+        Dialect::Podman { .. } => {
+            (path.to_owned(), format!("rw,exec,nosuid,nodev,notmpcopyup,size={bytes},mode=1777"))
+        }
+    };
+    let mut mounts: HashMap<String, String> = disks(limits).map(told).into();
+    mounts.insert("/.belljar/spool".into(), format!("rw,noexec,nosuid,nodev,{}", spool(limits)));
     if let Dialect::Podman { .. } = dialect {
         // Podman makes these writable, and without a limit, where the root is read-only.
         for path in ["/run", "/var/tmp"] {

@@ -2,9 +2,13 @@
 
 use bollard::Docker;
 use bollard::models::{SystemInfo, SystemInfoCgroupVersionEnum};
+use serde::Deserialize;
 
 use super::place::Place;
 use crate::{Error, Spec};
+
+/// What is said of an engine that was given nothing to share out.
+const DELEGATE: &str = "the engine says that it cannot; where it is rootless, delegate the controllers to it on cgroup version 2";
 
 /// What an engine says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +28,48 @@ pub struct Facts {
     memory_bytes: u64,
 }
 
+/// What Podman says of itself in its own words. In Docker's it says that it can limit what it cannot.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Podman {
+    #[serde(default)]
+    cgroup_controllers: Vec<String>,
+    #[serde(default)]
+    cgroup_version: String,
+    security: PodmanSecurity,
+}
+
+#[derive(Deserialize)]
+struct PodmanSecurity {
+    #[serde(default)]
+    rootless: bool,
+}
+
+#[derive(Deserialize)]
+struct PodmanInfo {
+    host: Podman,
+}
+
+impl Podman {
+    async fn ask(place: &Place) -> Result<Self, Error> {
+        let PodmanInfo { host } = place.ask("/v4.0.0/libpod/info").await?;
+        host.check()?;
+        Ok(host)
+    }
+
+    /// Refuses a service that cannot limit.
+    fn check(&self) -> Result<(), Error> {
+        let limited = [("memory", "memory_bytes"), ("pids", "pids"), ("cpu", "cpu_millis")];
+        let missing = limited.iter().find(|(name, _)| !self.cgroup_controllers.iter().any(|one| one == name));
+        let Some((_, what)) = missing.filter(|_| self.security.rootless) else { return Ok(()) };
+        let why = match self.cgroup_version.as_str() {
+            "v1" => "without root Podman limits nothing on cgroup version 1; boot with version 2 (`systemd.unified_cgroup_hierarchy=1`), or use the service of root".into(),
+            _ => format!("{DELEGATE}: `systemctl edit user@.service`, `Delegate=cpu cpuset io memory pids`"),
+        };
+        Err(Error::Unsupported { what, why })
+    }
+}
+
 impl Facts {
     pub(super) async fn ask(docker: &Docker, place: &Place) -> Result<Self, Error> {
         let info = docker.info().await.map_err(|error| place.failed("say what it can do", error))?;
@@ -31,11 +77,12 @@ impl Facts {
         let parts = version.components.unwrap_or_default();
         let is_podman = parts.iter().any(|part| part.name.starts_with("Podman"));
         Self::check_info(&info)?;
+        let podman = if is_podman { Some(Podman::ask(place).await?) } else { None };
         let has = |option: &str| {
             let name = format!("name={option}");
             info.security_options.iter().flatten().any(|one| one.split(',').any(|part| part == name))
         };
-        let rootless = has("rootless");
+        let rootless = has("rootless") || podman.is_some_and(|podman| podman.security.rootless);
         Ok(Self {
             version: version.version.unwrap_or_else(|| "unknown".into()),
             rootless,
@@ -52,7 +99,6 @@ impl Facts {
         let unsupported =
             |what: &'static str, why: &str| Err(Error::Unsupported { what, why: why.to_owned() });
         let seccomp = info.security_options.iter().flatten().any(|one| one.contains("seccomp"));
-        let delegate = "the engine says that it cannot; where it is rootless, delegate the controllers to it on cgroup version 2";
         match info {
             _ if info.os_type.as_deref().is_some_and(|os| os != "linux") => {
                 unsupported("isolation", "the engine runs no Linux containers; switch it to them")
@@ -61,9 +107,9 @@ impl Facts {
                 "isolation",
                 "the engine's machine has another processor than this one, and the guest is for this one; use an engine of the same kind",
             ),
-            _ if info.memory_limit == Some(false) => unsupported("memory_bytes", delegate),
-            _ if info.pids_limit == Some(false) => unsupported("pids", delegate),
-            _ if info.cpu_cfs_quota == Some(false) => unsupported("cpu_millis", delegate),
+            _ if info.memory_limit == Some(false) => unsupported("memory_bytes", DELEGATE),
+            _ if info.pids_limit == Some(false) => unsupported("pids", DELEGATE),
+            _ if info.cpu_cfs_quota == Some(false) => unsupported("cpu_millis", DELEGATE),
             _ if !seccomp => {
                 unsupported("the filter of system calls", "the engine has no seccomp; use one that has")
             }

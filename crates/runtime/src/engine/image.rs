@@ -20,7 +20,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 
 use super::{Engine, unless_gone};
-use crate::{Error, files};
+use crate::{Error, Runtime as _, files};
 
 /// A root file system with nothing in it.
 pub const EMPTY: &str = "localhost/belljar/empty:latest";
@@ -144,7 +144,7 @@ impl Engine {
         // Which image it became is written down here and nowhere else: a name can be given to any image by whoever has one loaded.
         let note = self.notes().join(format!("{root}-{named}"));
         if let Some(sealed) = files::read_if_there(&note)?
-            && self.has(&sealed).await?
+            && self.has_image(&sealed).await?
         {
             return Ok(sealed);
         }
@@ -157,7 +157,7 @@ impl Engine {
 
     /// Where it is written down which image a root file system and a guest became.
     fn notes(&self) -> PathBuf {
-        self.shared.home.with_file_name(format!("{}-sealed", self.place().kind.name()))
+        self.shared.written.home().with_file_name(format!("{}-sealed", self.place().kind.name()))
     }
 
     /// Makes a sealed image, and says its digest. Two at once make two, of which one is used from then on.

@@ -157,6 +157,24 @@ impl Place {
         ))
     }
 
+    /// What an engine answers to a question that only it knows.
+    pub(super) async fn ask<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        let failed = |why: String| self.silent(format!("it could not be asked for {path}: {why}"));
+        let client = crate::http::client().map_err(|error| failed(error.to_string()))?;
+        let (client, host) = match self.address.strip_prefix("unix://") {
+            Some(socket) => (client.unix_socket(Path::new(socket)), "engine"),
+            None => (client, self.address.split_once("://").map_or("", |(_, host)| host)),
+        };
+        let client = client.timeout(PROBED_WITHIN).build().map_err(|error| failed(error.to_string()))?;
+        let answer = client.get(format!("http://{host}{path}")).send().await;
+        let body = match answer.and_then(reqwest::Response::error_for_status) {
+            Ok(answer) => answer.bytes().await,
+            Err(error) => Err(error),
+        };
+        let body = body.map_err(|error| failed(crate::chain(&error)))?;
+        serde_json::from_slice(&body).map_err(|error| failed(error.to_string()))
+    }
+
     fn open(&self, version: &ClientVersion) -> Result<Docker, bollard::errors::Error> {
         if self.is_local() {
             Docker::connect_with_unix(&self.address, ANSWERS_WITHIN_SECONDS, version)

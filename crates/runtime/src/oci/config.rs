@@ -131,7 +131,7 @@ fn mounts(spec: &Spec, bundle: &Path) -> Value {
         bind("/.belljar/spool", "disk/spool", true),
     ];
     // Linux counts the terminals of all sandboxes together, and one that opens them all would leave the others none.
-    let pts_max = format!("max={}", TERMINALS_MAX * TERMINALS_SHARE);
+    let pts_max = format!("max={}", terminals());
     match &spec.profile {
         Profile::Run | Profile::Build => mounts.extend([
             json!({
@@ -188,6 +188,11 @@ fn linux(id: &SandboxId, base: u32, tier: Tier) -> Value {
         "maskedPaths": MASKED,
         "readonlyPaths": READ_ONLY,
     })
+}
+
+/// How many terminals may be open.
+pub(crate) fn terminals() -> usize {
+    TERMINALS_MAX * TERMINALS_SHARE
 }
 
 /// How many files `/tmp` may have.

@@ -1,0 +1,182 @@
+//! The walls of a sandbox, where process 1 has to put them up itself: in a workspace that somebody else has made, beside programs
+//! of theirs that are root as well.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`cgroup`] | the limits of user code |
+//! | [`mounts`] | what can be seen, and what of it be written |
+//! | [`privileges`] | what process 1 gives up for good |
+//! | [`visit`] | what is asked from outside: how it is, that it should end, what it uses |
+//!
+//! ```text
+//! workspace ─┬─ programs of whoever has made it
+//!            ├─ guest connect, guest wait: brought in by the node
+//!            └─ keeper: made the cgroups, waits for
+//!                 └── new namespaces ── process 1 ── user code
+//! ```
+//!
+//! The keeper says how process 1 ended. When the keeper ends, process 1 does. If any wall cannot be put up there is no sandbox.
+
+mod cgroup;
+mod mounts;
+mod privileges;
+pub mod visit;
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsRawFd;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use api::walls::Walls;
+use rustix::process::{Pid, WaitOptions};
+
+use crate::init::{self, Way};
+use crate::launch::Purpose;
+use crate::launch::done;
+
+pub use cgroup::Entrances;
+
+/// Where the node has written what to put up.
+const WALLS: &str = "/.belljar/walls.json";
+/// What the keeper says when process 1 is met.
+pub const READY: &[u8] = b"ready";
+/// What process 1 has for itself.
+const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWCGROUP;
+
+/// What was being done, and why it could not be.
+type Failed = String;
+
+/// Puts up the walls and leaves process 1 behind them. What cannot be done is said on standard output, which is all that the
+/// interfaces of workspaces pass on.
+pub fn put_up(ttl: Duration) -> ExitCode {
+    match begin(ttl) {
+        Ok(code) => code,
+        Err(failed) => {
+            let _ = std::io::stdout().write_all(failed.as_bytes());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn begin(ttl: Duration) -> Result<ExitCode, Failed> {
+    // SAFETY: no pointers; this process has opened nothing above the three yet, and what it was left with is nothing it needs.
+    let closed = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+    step("close what was left open", done(closed as libc::c_int))?;
+    let text = step("read what to put up", std::fs::read(WALLS))?;
+    let walls: Walls = serde_json::from_slice(&text)
+        .map_err(|error| format!("cannot understand what to put up: {error}"))?;
+    let (mut heard, said) = step("make a pipe", pipe())?;
+    if step("fork", fork())?.is_none() {
+        drop(heard);
+        keep(&walls, ttl, said);
+    }
+    drop(said);
+    let mut words = Vec::new();
+    step("hear of the keeper", heard.read_to_end(&mut words))?;
+    match words.as_slice() {
+        READY => Ok(ExitCode::SUCCESS),
+        [] => Err("the keeper ended without a word".into()),
+        words => Err(String::from_utf8_lossy(words).into_owned()),
+    }
+}
+
+/// The keeper: never returns.
+fn keep(walls: &Walls, ttl: Duration, mut said: File) -> ! {
+    let begun = prepare(walls).and_then(|entrances| {
+        let (wait, go) = step("make a pipe", pipe())?;
+        Ok((entrances, wait, go, step("fork", fork())?))
+    });
+    let (first, mut go) = match begun {
+        Ok((_, _, go, Some(first))) => (first, go),
+        Ok((entrances, mut wait, go, None)) => {
+            drop(go);
+            // Not before it is written down who is who; not at all if that cannot be.
+            match wait.read_exact(&mut [0]) {
+                Ok(()) => be_first(walls, ttl, entrances, said),
+                Err(_) => std::process::exit(1),
+            }
+        }
+        Err(failed) => give_up(&mut said, &failed),
+    };
+    // Held until the end of this process: by that it is known to be there.
+    let _lock = match visit::write_down(first)
+        .and_then(|lock| step("let process 1 begin", go.write_all(b"1")).map(|()| lock))
+    {
+        Ok(lock) => lock,
+        Err(failed) => give_up(&mut said, &failed),
+    };
+    // Process 1 alone says from here on that it is ready, or why not.
+    drop(said);
+    let status = loop {
+        match rustix::process::waitpid(Some(first), WaitOptions::empty()) {
+            Ok(Some((_, status))) => break Some(status),
+            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => break None,
+        }
+    };
+    visit::write_down_end(status);
+    std::process::exit(0)
+}
+
+fn give_up(said: &mut File, failed: &str) -> ! {
+    let _ = said.write_all(failed.as_bytes());
+    std::process::exit(1)
+}
+
+/// What is made before process 1 is: the spool in the workspace's own view, and namespaces and cgroups.
+fn prepare(walls: &Walls) -> Result<Entrances, Failed> {
+    step("leave the session", rustix::process::setsid().map_err(Into::into))?;
+    let null = step("open /dev/null", File::options().read(true).write(true).open("/dev/null"))?;
+    for number in 0..3 {
+        // SAFETY: no pointers; both descriptors are open.
+        step("let the streams go", done(unsafe { libc::dup2(null.as_raw_fd(), number) }))?;
+    }
+    mounts::spool(&walls.spool)?;
+    // SAFETY: no pointers.
+    step("make namespaces", done(unsafe { libc::unshare(NAMESPACES) }))?;
+    mounts::keep_to_ourselves()?;
+    cgroup::make(walls)
+}
+
+/// Process 1: never returns.
+fn be_first(walls: &Walls, ttl: Duration, entrances: Entrances, mut said: File) -> ! {
+    let with_keeper = || {
+        let signal = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+        step("end with the keeper", signal.map_err(Into::into))
+    };
+    // Changes of who a process is can undo the last.
+    let walled = mounts::put_up(walls)
+        .and_then(|()| privileges::name_and_loopback())
+        .and_then(|()| privileges::give_up(walls))
+        .and_then(|()| with_keeper());
+    if let Err(failed) = walled {
+        give_up(&mut said, &failed);
+    }
+    let code = init::run(ttl, Purpose::Run, Way::Walled { entrances, said });
+    std::process::exit(i32::from(code))
+}
+
+/// Both ends of a pipe: where it is read, and where it is written.
+fn pipe() -> std::io::Result<(File, File)> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    Ok((read.into(), write.into()))
+}
+
+/// The child is nobody.
+fn fork() -> std::io::Result<Option<Pid>> {
+    // SAFETY: this process has one thread.
+    let pid = unsafe { libc::fork() };
+    done(pid)?;
+    Ok(Pid::from_raw(pid))
+}
+
+/// Says what was being done when it failed.
+fn step<T>(act: &str, result: std::io::Result<T>) -> Result<T, Failed> {
+    result.map_err(|error| format!("cannot {act}: {error}"))
+}

@@ -1,0 +1,197 @@
+//! What can be seen inside, and what of it be written: the workspace's root, read-only, and what every sandbox has of its own.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use api::walls::Walls;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, mount_move,
+    mount_remount, unmount,
+};
+
+use super::{Failed, step};
+use crate::launch::done;
+
+/// Where process 1 is met and keeps output. Seen from outside the walls as well.
+const SPOOL: &str = "/.belljar/spool";
+/// Where `/dev` is put together.
+const DEVICES: &str = "/.belljar/dev";
+/// Where the files are that every sandbox has of its own.
+const FILES: &str = "/.belljar/files";
+/// The devices that programs expect. All are harmless.
+const NODES: [&str; 6] = ["full", "null", "random", "tty", "urandom", "zero"];
+const LINKS: [(&str, &str); 5] = [
+    ("/proc/self/fd", "fd"),
+    ("/proc/self/fd/0", "stdin"),
+    ("/proc/self/fd/1", "stdout"),
+    ("/proc/self/fd/2", "stderr"),
+    ("pts/ptmx", "ptmx"),
+];
+/// No programs of another's rights, and no devices.
+const TAME: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
+
+/// Gives the place where process 1 is met a disk of its own, in the workspace itself.
+pub fn spool(options: &str) -> Result<(), Failed> {
+    step("make the spool", fs::create_dir_all(SPOOL))?;
+    memory(SPOOL, options, TAME | MountFlags::NOEXEC)
+}
+
+/// From here on nothing that is mounted is seen by anybody else.
+pub fn keep_to_ourselves() -> Result<(), Failed> {
+    let alone = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    step("keep mounts to ourselves", mount_change("/", alone).map_err(Into::into))
+}
+
+/// Lets this process write where the workspace may only read, if that is mounted there.
+pub fn make_writable(path: &Path) -> Result<(), Failed> {
+    let flags = MountFlags::BIND | TAME | MountFlags::NOEXEC;
+    step(&format!("write below {}", path.display()), mount_remount(path, flags, "").map_err(Into::into))
+}
+
+/// Puts up everything, in this process's own view.
+pub fn put_up(walls: &Walls) -> Result<(), Failed> {
+    make_places(walls)?;
+    gather_devices()?;
+    // The machine's own, and what is open below it for writing, which nothing that is made read-only may be.
+    for path in ["/dev", "/sys"] {
+        step(&format!("take away {path}"), unmount(path, UnmountFlags::DETACH).map_err(Into::into))?;
+    }
+    step("make the root read-only", read_only_below("/"))?;
+    step("mount the spool", mount_bind(SPOOL, SPOOL).map_err(Into::into))?;
+    again(SPOOL, TAME | MountFlags::NOEXEC)?;
+    kernel()?;
+    devices(walls)?;
+    for (path, options) in &walls.disks {
+        if path == "/dev/shm" {
+            continue;
+        }
+        memory(path, options, TAME)?;
+    }
+    for path in walls.files.keys() {
+        step(&format!("mount {path}"), mount_bind(kept(path), path).map_err(Into::into))?;
+        again(path, TAME | MountFlags::NOEXEC | MountFlags::RDONLY)?;
+    }
+    for path in walls.read_only.iter().filter(|path| Path::new(path).exists()) {
+        step(&format!("mount {path}"), mount_bind(path.as_str(), path.as_str()).map_err(Into::into))?;
+        again(path, TAME | MountFlags::NOEXEC | MountFlags::RDONLY)?;
+    }
+    walls.masked.iter().try_for_each(|path| mask(path))
+}
+
+/// Makes what is mounted on, while that can be.
+fn make_places(walls: &Walls) -> Result<(), Failed> {
+    let places = walls.disks.keys().map(String::as_str).filter(|path| !path.starts_with("/dev/"));
+    for path in places.chain([DEVICES, FILES]) {
+        step(&format!("make {path}"), fs::create_dir_all(path))?;
+    }
+    for (path, content) in &walls.files {
+        step(&format!("write {path}"), fs::write(kept(path), content))?;
+        let there = fs::File::options().append(true).create(true).open(path);
+        step(&format!("make {path}"), there)?;
+    }
+    Ok(())
+}
+
+/// Where the content of a file is that every sandbox has of its own.
+fn kept(path: &str) -> String {
+    format!("{FILES}/{}", path.trim_start_matches('/').replace('/', "-"))
+}
+
+/// What the kernel says of this sandbox's processes and network, and not of the workspace's.
+fn kernel() -> Result<(), Failed> {
+    let flags = TAME | MountFlags::NOEXEC;
+    step("mount /proc", mount("proc", "/proc", "proc", flags, None::<&std::ffi::CStr>).map_err(Into::into))?;
+    let read_only = flags | MountFlags::RDONLY;
+    step(
+        "mount /sys",
+        mount("sysfs", "/sys", "sysfs", read_only, None::<&std::ffi::CStr>).map_err(Into::into),
+    )
+}
+
+/// Puts together what programs expect of `/dev`: the workspace's may have all that the machine has.
+fn gather_devices() -> Result<(), Failed> {
+    memory(DEVICES, "mode=755,size=64k", MountFlags::NOSUID | MountFlags::NOEXEC)?;
+    for name in NODES {
+        let path = format!("{DEVICES}/{name}");
+        step(&format!("make {path}"), fs::write(&path, ""))?;
+        step(
+            &format!("mount {path}"),
+            mount_bind(format!("/dev/{name}"), path.as_str()).map_err(Into::into),
+        )?;
+    }
+    for (target, name) in LINKS {
+        step(&format!("link {name}"), symlink(target, format!("{DEVICES}/{name}")))?;
+    }
+    for name in ["pts", "shm"] {
+        step(&format!("make {name}"), fs::create_dir(format!("{DEVICES}/{name}")))?;
+    }
+    Ok(())
+}
+
+/// Puts that in its place, and terminals and shared memory into it.
+fn devices(walls: &Walls) -> Result<(), Failed> {
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    step("move /dev", mount_move(DEVICES, "/dev").map_err(Into::into))?;
+    again("/dev", flags)?;
+    for name in NODES {
+        again(&format!("/dev/{name}"), flags)?;
+    }
+    let options = format!("newinstance,ptmxmode=0666,mode=0620,gid=5,max={}", walls.terminals);
+    let options = step("say how many terminals", CString::new(options).map_err(io::Error::from))?;
+    let terminals = mount("devpts", "/dev/pts", "devpts", flags, Some(options.as_c_str()));
+    step("mount /dev/pts", terminals.map_err(Into::into))?;
+    match walls.disks.get("/dev/shm") {
+        Some(options) => memory("/dev/shm", options, TAME | MountFlags::NOEXEC),
+        None => Ok(()),
+    }
+}
+
+/// A disk in memory.
+fn memory(path: &str, options: &str, flags: MountFlags) -> Result<(), Failed> {
+    let options = step("say how large a disk is", CString::new(options).map_err(io::Error::from))?;
+    let mounted = mount("tmpfs", path, "tmpfs", flags, Some(options.as_c_str()));
+    step(&format!("mount {path}"), mounted.map_err(Into::into))
+}
+
+/// Changes how a place that was bound may be used.
+fn again(path: &str, flags: MountFlags) -> Result<(), Failed> {
+    let changed = mount_remount(path, MountFlags::BIND | flags, "");
+    step(&format!("restrict {path}"), changed.map_err(Into::into))
+}
+
+/// Hides a file behind an empty one and a directory behind an empty one.
+fn mask(path: &str) -> Result<(), Failed> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => {
+            memory(path, "size=4k,nr_inodes=2,mode=0755", TAME | MountFlags::NOEXEC | MountFlags::RDONLY)
+        }
+        // What it leads to is named itself.
+        Ok(found) if found.is_symlink() => Ok(()),
+        Ok(_) => step(&format!("mask {path}"), mount_bind("/dev/null", path).map_err(Into::into)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(format!("cannot look at {path}: {error}")),
+    }
+}
+
+/// Makes everything that is mounted there and below read-only, whoever has mounted it, and without devices or other people's rights.
+fn read_only_below(path: &str) -> io::Result<()> {
+    let path = CString::new(path)?;
+    // As `struct mount_attr`: what to set, what to clear, propagation, a user namespace.
+    let tame = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    let attributes: [u64; 4] = [tame, 0, 0, 0];
+    // SAFETY: a NUL-terminated string and a structure of the size that is said, which outlive the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            libc::AT_RECURSIVE,
+            attributes.as_ptr(),
+            size_of_val(&attributes),
+        )
+    };
+    done(result as libc::c_int)
+}

@@ -1,0 +1,85 @@
+//! What process 1 gives up for good before any code runs, and what it needs no privilege for afterwards.
+
+use std::io;
+
+use api::walls::{Instruction, Walls};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::{Failed, step};
+use crate::launch::{CAPABILITY_LAST, done};
+
+/// The name of every sandbox.
+const NAME: &[u8] = b"sandbox";
+/// How Linux is told that two sets of 32 capabilities follow.
+const CAPABILITIES_VERSION: u32 = 0x2008_0522;
+
+/// Gives the new namespaces their name and their one network interface.
+pub fn name_and_loopback() -> Result<(), Failed> {
+    // SAFETY: the pointer is to as many bytes as are said.
+    step("set the name", done(unsafe { libc::sethostname(NAME.as_ptr().cast(), NAME.len()) }))?;
+    step("set up the loopback", loopback())
+}
+
+fn loopback() -> io::Result<()> {
+    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
+    // SAFETY: plain data, for which all zeroes is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
+        *to = *from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    use std::os::fd::AsRawFd as _;
+    // SAFETY: the descriptor is open, and the request outlives the call, which reads it.
+    done(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) })
+}
+
+/// Gives up all that user code must not inherit and process 1 does not need.
+pub fn give_up(walls: &Walls) -> Result<(), Failed> {
+    let to = |value: u64| Rlimit { current: Some(value), maximum: Some(value) };
+    step("limit core files", setrlimit(Resource::Core, to(0)).map_err(Into::into))?;
+    // No more than the workspace may have itself.
+    let open_files =
+        getrlimit(Resource::Nofile).maximum.map_or(walls.open_files, |most| most.min(walls.open_files));
+    step("limit open files", setrlimit(Resource::Nofile, to(open_files)).map_err(Into::into))?;
+    // SAFETY: no pointer is read for no groups.
+    step("leave all groups", done(unsafe { libc::setgroups(0, std::ptr::null()) }))?;
+    // SAFETY: no pointers.
+    step("be of root's group", done(unsafe { libc::setresgid(0, 0, 0) }))?;
+    // SAFETY: no pointers.
+    step("be root", done(unsafe { libc::setresuid(0, 0, 0) }))?;
+    for capability in (0..=CAPABILITY_LAST).filter(|number| walls.capabilities >> number & 1 == 0) {
+        // SAFETY: no pointers. EINVAL beyond the kernel's last capability is expected.
+        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+    }
+    // SAFETY: no pointers.
+    let cleared = unsafe {
+        libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong, 0, 0, 0)
+    };
+    step("clear the ambient set", done(cleared))?;
+    step("give up capabilities", keep_only(walls.capabilities))?;
+    step("never gain privileges", rustix::thread::set_no_new_privs(true).map_err(Into::into))?;
+    for filter in &walls.filters {
+        step("filter system calls", install(filter))?;
+    }
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    step("go to the root", std::env::set_current_dir("/"))
+}
+
+fn keep_only(capabilities: u64) -> io::Result<()> {
+    let header = [CAPABILITIES_VERSION, 0];
+    let (low, high) = (capabilities as u32, (capabilities >> 32) as u32);
+    // Effective, permitted, inheritable: of the lower 32, then of the upper.
+    let sets = [low, low, 0, high, high, 0];
+    // SAFETY: both are laid out as the call reads them, and outlive it.
+    done(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) } as libc::c_int)
+}
+
+/// Has Linux ask this filter from now on.
+fn install(filter: &[Instruction]) -> io::Result<()> {
+    let mut instructions: Vec<libc::sock_filter> =
+        filter.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
+    let len = instructions.len().try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let program = libc::sock_fprog { len, filter: instructions.as_mut_ptr() };
+    // SAFETY: the program says how many instructions there are, and both outlive the call.
+    done(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) })
+}

@@ -1,0 +1,234 @@
+//! Where the account is, its key, and what is said when neither works.
+
+use std::time::Duration;
+
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
+
+use crate::Error;
+
+/// The variable that names its address, as Daytona's own programs have it.
+pub(super) const ADDRESS: &str = "DAYTONA_API_URL";
+/// The one that holds the key.
+const KEY: &str = "DAYTONA_API_KEY";
+/// The one that names the region, if not the account's own.
+const TARGET: &str = "DAYTONA_TARGET";
+
+/// The account asks its machines before it answers.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// What is told on of its own words.
+const SAID_CHARS_MAX: usize = 400;
+
+/// An account: cheap to clone. Its key is shown to nobody.
+#[derive(Clone)]
+pub struct Account {
+    address: String,
+    /// Where workspaces are made, if not where the account says.
+    pub(super) target: Option<String>,
+    http: reqwest::Client,
+}
+
+/// What an account answered that was not what was asked for.
+pub(super) struct Refusal {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its words.
+    pub said: String,
+}
+
+impl Account {
+    /// Whether an address or a key is there, so that somebody means it to be used.
+    pub fn is_meant() -> bool {
+        variable(ADDRESS).is_some() || variable(KEY).is_some()
+    }
+
+    /// The account that the environment names.
+    ///
+    /// # Errors
+    /// There is none, or what is there cannot be used.
+    pub fn find() -> Result<Self, Error> {
+        let missing = |name: &str| Error::Unavailable {
+            what: "Daytona is not configured".into(),
+            why: format!("{name} is not set"),
+            fix: format!(
+                "Set {ADDRESS} to the address of its API (https://app.daytona.io/api for Daytona's own) and {KEY} to a key of your account."
+            ),
+        };
+        let address = variable(ADDRESS).ok_or_else(|| missing(ADDRESS))?;
+        let key = variable(KEY).ok_or_else(|| missing(KEY))?;
+        Self::new(&address, &key, variable(TARGET))
+    }
+
+    /// An account at this address, with this key, whose workspaces are made in this region if not in its own.
+    ///
+    /// # Errors
+    /// The address or the key cannot be used.
+    pub fn new(address: &str, key: &str, target: Option<String>) -> Result<Self, Error> {
+        let wrong = |name: &str, why: String| Error::Unavailable {
+            what: "Daytona cannot be used".into(),
+            why: format!("{name} {why}"),
+            fix: format!("Set {name} as your account says."),
+        };
+        reqwest::Url::parse(address).map_err(|error| wrong(ADDRESS, format!("is no address: {error}")))?;
+        if !is_private(address) {
+            return Err(wrong(
+                ADDRESS,
+                "has no https, and the key would be there for everybody to read".into(),
+            ));
+        }
+        let mut bearer = HeaderValue::from_str(&format!("Bearer {key}"))
+            .map_err(|_| wrong(KEY, "has characters that no key has".into()))?;
+        bearer.set_sensitive(true);
+        let client = crate::http::client();
+        let http = client
+            .map_err(|error| wrong("the certificates of this machine", error.to_string()))?
+            .default_headers(HeaderMap::from_iter([(AUTHORIZATION, bearer)]))
+            .build()
+            .map_err(|error| wrong(ADDRESS, error.to_string()))?;
+        Ok(Self { address: address.trim_end_matches('/').to_owned(), target, http })
+    }
+
+    /// Where it is.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// A request to the account.
+    pub(super) fn ask(&self, method: Method, path: &str) -> RequestBuilder {
+        self.at(method, &format!("{}{path}", self.address))
+    }
+
+    /// A request to a workspace of it.
+    pub(super) fn at(&self, method: Method, url: &str) -> RequestBuilder {
+        self.http.request(method, url)
+    }
+
+    /// What it answers: what was asked for, or its refusal.
+    pub(super) async fn send(
+        &self,
+        act: &str,
+        request: RequestBuilder,
+        longer: Duration,
+    ) -> Result<Result<Response, Refusal>, Error> {
+        let within = ANSWER_WITHIN + longer;
+        let response = match tokio::time::timeout(within, request.send()).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return Err(self.silent(&crate::chain(&error.without_url()))),
+            Err(_) => return Err(self.silent(&format!("it did not {act} within {within:?}"))),
+        };
+        let status = response.status();
+        if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(Ok(response));
+        }
+        let said = tokio::time::timeout(ANSWER_WITHIN, response.text()).await;
+        let said = words(&said.ok().and_then(Result::ok).unwrap_or_default());
+        match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Error::Unavailable {
+                what: "Daytona refused the key".into(),
+                why: format!("it answered {}: {said}", status.as_u16()),
+                fix: format!("Make a key at {} that may make sandboxes, and set {KEY} to it.", self.address),
+            }),
+            _ => Ok(Err(Refusal { status, said })),
+        }
+    }
+
+    /// The same, where every refusal is an error.
+    pub(super) async fn done(
+        &self,
+        act: &str,
+        request: RequestBuilder,
+        longer: Duration,
+    ) -> Result<Response, Error> {
+        self.send(act, request, longer).await?.map_err(|refusal| self.failed(act, &refusal))
+    }
+
+    /// What an answer says, whole and soon.
+    pub(super) async fn read<T: serde::de::DeserializeOwned>(
+        &self,
+        act: &str,
+        response: Response,
+    ) -> Result<T, Error> {
+        let body = match tokio::time::timeout(ANSWER_WITHIN, response.bytes()).await {
+            Ok(Ok(body)) => body,
+            Ok(Err(error)) => return Err(self.silent(&crate::chain(&error.without_url()))),
+            Err(_) => {
+                return Err(
+                    self.silent(&format!("it did not say all of its answer within {ANSWER_WITHIN:?}"))
+                );
+            }
+        };
+        serde_json::from_slice(&body).map_err(|error| Error::Unavailable {
+            what: format!("Daytona did not {act}"),
+            why: format!("its answer cannot be understood: {error}"),
+            fix: format!("Check that {ADDRESS} is the address of its API."),
+        })
+    }
+
+    /// The error for something that was not done.
+    pub(super) fn failed(&self, act: &str, refusal: &Refusal) -> Error {
+        Error::Unavailable {
+            what: format!("Daytona did not {act}"),
+            why: format!("it answered {}: {}", refusal.status.as_u16(), refusal.said),
+            fix: "Mend what it names; `belljar doctor` tries it out.".into(),
+        }
+    }
+
+    /// The error where nobody answers.
+    fn silent(&self, why: &str) -> Error {
+        Error::Unavailable {
+            what: "Daytona cannot be reached".into(),
+            why: format!("{}: {why}", self.address),
+            fix: format!("Check {ADDRESS}, and that this machine reaches it."),
+        }
+    }
+}
+
+/// Whether what is sent there can be read by nobody on the way.
+pub(super) fn is_private(url: &str) -> bool {
+    let Ok(url) = reqwest::Url::parse(url) else { return false };
+    let inside = url.host_str().is_some_and(|host| ["127.0.0.1", "localhost", "[::1]"].contains(&host));
+    url.scheme() == "https" || url.scheme() == "http" && inside
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+/// What a refusal says, which is JSON with a message in it, or anything.
+fn words(body: &str) -> String {
+    let found = serde_json::from_str::<serde_json::Value>(body).ok();
+    let message = found.as_ref().and_then(|found| {
+        ["message", "error"].iter().find_map(|name| found.get(name)?.as_str().map(str::to_owned))
+    });
+    message.unwrap_or_else(|| body.trim().to_owned()).chars().take(SAID_CHARS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_not_sent_where_everybody_can_read_it() {
+        for (address, fine) in [
+            ("https://app.daytona.io/api", true),
+            ("http://127.0.0.1:3000/api", true),
+            ("http://daytona.example.org/api", false),
+            ("http://127.0.0.1.example.org/api", false),
+            ("daytona", false),
+        ] {
+            assert_eq!(Account::new(address, "dtn_x", None).is_ok(), fine, "{address}");
+        }
+        assert!(Account::new("https://app.daytona.io/api", "a\nb", None).is_err());
+    }
+
+    #[test]
+    fn what_is_told_on_is_what_somebody_wrote_for_people() {
+        assert_eq!(
+            words("{\"statusCode\":404,\"message\":\"Snapshot x not found\"}"),
+            "Snapshot x not found"
+        );
+        assert_eq!(words("{\"error\":\"no\"}"), "no");
+        assert_eq!(words("<html>"), "<html>");
+        assert_eq!(words(&"a".repeat(4000)).len(), SAID_CHARS_MAX);
+    }
+}

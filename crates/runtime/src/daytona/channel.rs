@@ -1,0 +1,270 @@
+//! The channel: bytes through a terminal of the workspace, on which `guest connect` has switched off all that terminals do to bytes.
+//!
+//! The agent gives no other way to speak with a program for long. It runs a shell there, and tells everything that appears on the
+//! terminal: a prompt, the echo of what is typed. So what is heard before the guest's greeting is passed over.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::SandboxId;
+use api::hello::{HELLO_BYTES, Hello, Kind};
+use base64::Engine as _;
+use futures_util::{SinkExt as _, StreamExt as _};
+use reqwest::header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
+use reqwest::{Method, Upgraded};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::Role;
+
+use super::Daytona;
+use super::account::Account;
+use super::workspace::Workspace;
+use crate::Error;
+use crate::engine::channel::greet;
+
+/// The agent takes 64 KiB in one message.
+const PIECE_BYTES: usize = 32 * 1024;
+/// What a shell may say before the guest does.
+const PASSED_OVER_MAX: usize = 1 << 20;
+/// What begins the names of our terminals.
+const OURS: &str = "belljar-";
+/// What is typed: the shell becomes the guest. The leading space keeps it out of histories.
+const TYPED: &str = " exec /.belljar/guest connect\n";
+
+type Socket = WebSocketStream<Upgraded>;
+
+/// The terminals on which a process speaks, by name.
+#[derive(Clone, Default)]
+pub(super) struct Terminals(Arc<Mutex<BTreeSet<String>>>);
+
+/// One of them, for as long as it is held.
+struct Held {
+    name: String,
+    all: Terminals,
+}
+
+impl Terminals {
+    fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hold(&self, name: String) -> Held {
+        self.names().insert(name.clone());
+        Held { name, all: self.clone() }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.all.names().remove(&self.name);
+    }
+}
+
+/// What the agent says of the terminals there are.
+#[derive(Deserialize)]
+struct Found {
+    #[serde(default)]
+    sessions: Vec<Session>,
+}
+
+#[derive(Deserialize)]
+struct Session {
+    id: String,
+}
+
+impl Daytona {
+    /// Has process 1 called, and greets it.
+    pub(super) async fn dial(&self, id: &SandboxId, deadline: Instant) -> Result<UnixStream, Error> {
+        let account = &self.shared.account;
+        let workspace = self.find(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
+        // One that a dead process has left holds the guest's only connection.
+        self.remove_old(&workspace).await?;
+        let terminal = self.shared.terminals.hold(format!("{OURS}{}", word()?));
+        let act = "open a terminal";
+        let body =
+            json!({ "id": terminal.name, "cwd": "/", "cols": 80, "rows": 24, "lazyStart": true }).to_string();
+        let request = account.at(Method::POST, &workspace.toolbox("/process/pty")?);
+        account
+            .done(act, request.header("content-type", "application/json").body(body), Duration::ZERO)
+            .await?;
+        let url = workspace.toolbox(&format!("/process/pty/{}/connect", terminal.name))?;
+        let socket = upgrade(account, &url).await;
+        let (ours, theirs) = UnixStream::pair()
+            .map_err(|source| Error::System { act: format!("make a channel to {id}"), source })?;
+        match socket {
+            Ok(socket) => {
+                let (account, workspace) = (account.clone(), workspace.clone());
+                tokio::spawn(async move {
+                    pass_on(theirs, socket).await;
+                    let _ = remove(&account, &workspace, &terminal.name).await;
+                });
+            }
+            Err(error) => {
+                let _ = remove(account, &workspace, &terminal.name).await;
+                return Err(error);
+            }
+        }
+        tokio::time::timeout_at(deadline, greet(ours))
+            .await
+            .map_err(|_| Error::Deadline { what: "the guest's greeting", after: Duration::ZERO })?
+            .map_err(|why| Error::Impostor { id: id.clone(), why })
+    }
+
+    /// Ends the terminals of ours on which nobody here speaks, and what runs on them.
+    async fn remove_old(&self, workspace: &Workspace) -> Result<(), Error> {
+        let (account, act) = (&self.shared.account, "list terminals");
+        let request = account.at(Method::GET, &workspace.toolbox("/process/pty")?);
+        let found: Found = account.read(act, account.done(act, request, Duration::ZERO).await?).await?;
+        let held = self.shared.terminals.names().clone();
+        for old in found.sessions.iter().filter(|one| one.id.starts_with(OURS) && !held.contains(&one.id)) {
+            remove(account, workspace, &old.id).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn remove(account: &Account, workspace: &Workspace, terminal: &str) -> Result<(), Error> {
+    let request = account.at(Method::DELETE, &workspace.toolbox(&format!("/process/pty/{terminal}"))?);
+    // One that is gone is what was wanted.
+    account.send("end a terminal", request, Duration::ZERO).await.map(|_| ())
+}
+
+async fn upgrade(account: &Account, url: &str) -> Result<Socket, Error> {
+    let act = "connect a terminal";
+    let key = base64::engine::general_purpose::STANDARD.encode(word()?);
+    let request = account
+        .at(Method::GET, url)
+        .header(CONNECTION, "Upgrade")
+        .header(UPGRADE, "websocket")
+        .header(SEC_WEBSOCKET_VERSION, "13")
+        .header(SEC_WEBSOCKET_KEY, &key);
+    let response = account.done(act, request, Duration::ZERO).await?;
+    let wrong = |why: String| Error::Unavailable {
+        what: format!("Daytona did not {act}"),
+        why,
+        fix: "Check that nothing between here and there forbids WebSockets.".into(),
+    };
+    let accepted = response.headers().get(SEC_WEBSOCKET_ACCEPT).map(|value| value.as_bytes().to_vec());
+    if accepted != Some(derive_accept_key(key.as_bytes()).into_bytes()) {
+        return Err(wrong("its answer is not that to a WebSocket".into()));
+    }
+    let upgraded = response.upgrade().await.map_err(|error| wrong(crate::chain(&error)))?;
+    Ok(WebSocketStream::from_raw_socket(upgraded, Role::Client, None).await)
+}
+
+/// Sixteen letters that nobody guesses.
+fn word() -> Result<String, Error> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Error::System { act: "read random bytes".into(), source: error.into() })?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Types, passes over what comes before the greeting, and passes on until either side ends; then both do.
+async fn pass_on(node: UnixStream, socket: Socket) {
+    let (mut from_node, mut to_node) = node.into_split();
+    let (mut heard, mut said) = socket.split();
+    if heard.send(Message::binary(TYPED.as_bytes())).await.is_err() {
+        return;
+    }
+    let outwards = async {
+        let mut before = Some(Before::default());
+        while let Some(Ok(message)) = said.next().await {
+            // Text is what the agent says itself.
+            let Message::Binary(bytes) = message else { continue };
+            let bytes = match &mut before {
+                None => bytes.to_vec(),
+                Some(before) => match before.after(&bytes) {
+                    Ok(None) => continue,
+                    Ok(Some(bytes)) => bytes,
+                    Err(TooMuch) => return,
+                },
+            };
+            before = None;
+            if to_node.write_all(&bytes).await.is_err() {
+                return;
+            }
+        }
+    };
+    let inwards = async {
+        let mut piece = vec![0; PIECE_BYTES];
+        while let Ok(count @ 1..) = from_node.read(&mut piece).await {
+            let bytes = piece.get(..count).unwrap_or_default().to_vec();
+            if heard.send(Message::binary(bytes)).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = outwards => {}
+        () = inwards => {}
+    }
+}
+
+/// What was heard so far, none of which was the greeting.
+#[derive(Default)]
+struct Before {
+    kept: Vec<u8>,
+    seen: usize,
+}
+
+/// More was said than a shell has to say.
+#[derive(Debug, PartialEq, Eq)]
+struct TooMuch;
+
+impl Before {
+    /// What of this, and of what came before, is the greeting and what follows it.
+    fn after(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, TooMuch> {
+        let greeting = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false }.encode();
+        self.seen += bytes.len();
+        self.kept.extend_from_slice(bytes);
+        if let Some(at) = self.kept.windows(HELLO_BYTES).position(|window| window == greeting) {
+            return Ok(Some(self.kept.split_off(at)));
+        }
+        // The beginning of a greeting may be at the end of what was heard.
+        let needless = self.kept.len().saturating_sub(HELLO_BYTES - 1);
+        self.kept.drain(..needless);
+        if self.seen > PASSED_OVER_MAX { Err(TooMuch) } else { Ok(None) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_shell_says_is_passed_over_wherever_it_is_cut() {
+        let greeting = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false }.encode();
+        let mut all =
+            b"\x1b[?2004hroot@belljar:/# exec /.belljar/guest connect\r\n\x1b[?2004l\rbelljar\n".to_vec();
+        all.extend_from_slice(&greeting);
+        all.extend_from_slice(b"and more");
+        for cut in 0..all.len() {
+            let mut before = Before::default();
+            let mut heard = Vec::new();
+            for (number, piece) in [&all[..cut], &all[cut..]].into_iter().enumerate() {
+                match before.after(piece) {
+                    Ok(Some(bytes)) => {
+                        heard = bytes;
+                        if number == 0 {
+                            heard.extend_from_slice(&all[cut..]);
+                            break;
+                        }
+                    }
+                    Ok(None) => {}
+                    Err(TooMuch) => panic!("not so much"),
+                }
+            }
+            assert_eq!(heard, all[all.len() - 24..], "cut at {cut}");
+        }
+        let mut before = Before::default();
+        assert_eq!(before.after(&vec![b'x'; PASSED_OVER_MAX + 1]), Err(TooMuch));
+    }
+}

@@ -1,0 +1,133 @@
+//! What the guest is told to put up: the limits, the mounts, the capabilities and the filter that other backends are told.
+
+use std::collections::BTreeMap;
+
+use api::limits::Limits;
+use api::walls::{Instruction, Walls};
+use serde_json::{Value, json};
+
+use crate::engine::container;
+use crate::oci::{config, seccomp};
+use crate::{Error, Tier};
+
+/// What a sandbox knows of names: itself.
+const HOSTS: &str = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost\n";
+
+/// Where programs of a workspace have sockets, which a read-only root keeps nobody from.
+const OTHERS: [&str; 2] = ["/run", "/var/tmp"];
+
+/// The walls of a sandbox with these limits.
+pub(super) fn walls(limits: &Limits) -> Result<Walls, Error> {
+    let mut disks: BTreeMap<String, String> =
+        container::disks(limits).map(|(path, _, options)| (path.to_owned(), options)).into();
+    disks.insert("/dev/shm".into(), format!("mode=1777,size={}", config::shared_bytes(limits)));
+    let files = [("/etc/hosts", HOSTS), ("/etc/hostname", "sandbox\n"), ("/etc/resolv.conf", "")];
+    Ok(Walls {
+        memory_bytes: limits.memory_bytes,
+        cpu_millis: limits.cpu_millis,
+        pids: limits.pids,
+        open_files: config::open_files(),
+        capabilities: config::capability_bits(false),
+        disks,
+        spool: container::spool(limits),
+        terminals: config::terminals(),
+        files: files.map(|(path, content)| (path.to_owned(), content.to_owned())).into(),
+        masked: config::MASKED.into_iter().chain(OTHERS).map(str::to_owned).collect(),
+        read_only: config::READ_ONLY.map(str::to_owned).to_vec(),
+        filters: filters()?,
+    })
+}
+
+/// The filter of system calls as Linux takes it. One filter has one answer for what it names, so there is one that allows what is
+/// allowed and answers the rest as by default, and one for each other answer, put on later: of two errors Linux tells the later one.
+fn filters() -> Result<Vec<Vec<Instruction>>, Error> {
+    let filter = seccomp::filter(Tier::Container);
+    let default = filter.get("defaultErrnoRet").and_then(Value::as_u64).unwrap_or_default();
+    let mut allowed = Vec::new();
+    let mut refused: BTreeMap<u64, Vec<Value>> = BTreeMap::new();
+    for rule in filter.get("syscalls").and_then(Value::as_array).into_iter().flatten() {
+        let rules = match rule.get("errnoRet").and_then(Value::as_u64) {
+            Some(errno) => refused.entry(errno).or_default(),
+            None => &mut allowed,
+        };
+        rules.extend(translated(rule));
+    }
+    let mut filters = vec![compile(&allowed, &json!({ "errno": default }), &json!("allow"))?];
+    for (errno, rules) in refused {
+        filters.push(compile(&rules, &json!("allow"), &json!({ "errno": errno }))?);
+    }
+    Ok(filters)
+}
+
+/// A rule as the compiler reads it, for each call that it knows. One that it does not is left to the default, which refuses.
+fn translated(rule: &Value) -> Vec<Value> {
+    let number =
+        |argument: &Value, name: &str| argument.get(name).and_then(Value::as_u64).unwrap_or_default();
+    let condition = |argument: &Value| {
+        let (value, two) = (number(argument, "value"), number(argument, "valueTwo"));
+        let (op, value) = match argument.get("op").and_then(Value::as_str) {
+            Some("SCMP_CMP_EQ") => (json!("eq"), value),
+            Some("SCMP_CMP_GT") => (json!("gt"), value),
+            // The mask, and what has to be left under it.
+            _ => (json!({ "masked_eq": value }), two),
+        };
+        json!({ "index": number(argument, "index"), "type": "qword", "op": op, "val": value })
+    };
+    let arguments = rule.get("args").and_then(Value::as_array);
+    let arguments: Option<Vec<Value>> = arguments.map(|all| all.iter().map(condition).collect());
+    let names = rule.get("names").and_then(Value::as_array).into_iter().flatten();
+    names
+        .map(|name| match &arguments {
+            Some(arguments) => json!({ "syscall": name, "args": arguments }),
+            None => json!({ "syscall": name }),
+        })
+        .filter(|rule| compile(std::slice::from_ref(rule), &json!("allow"), &json!("trap")).is_ok())
+        .collect()
+}
+
+fn compile(rules: &[Value], otherwise: &Value, named: &Value) -> Result<Vec<Instruction>, Error> {
+    let failed = |why: String| Error::Unsupported { what: "the filter of system calls", why };
+    let text = json!({
+        "sandbox": { "mismatch_action": otherwise, "match_action": named, "filter": rules },
+    });
+    let architecture = std::env::consts::ARCH.try_into();
+    let architecture = architecture.map_err(|error: seccompiler::BackendError| failed(error.to_string()))?;
+    let compiled = seccompiler::compile_from_json(text.to_string().as_bytes(), architecture);
+    let compiled = compiled.map_err(|error| failed(error.to_string()))?.remove("sandbox");
+    let compiled = compiled.ok_or_else(|| failed("nothing was compiled".into()))?;
+    Ok(compiled.into_iter().map(|one| (one.code, one.jt, one.jf, one.k)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rule_of_the_filter_is_understood() {
+        let filter = seccomp::filter(Tier::Container);
+        let rules = filter["syscalls"].as_array().unwrap();
+        for rule in rules {
+            let names = rule["names"].as_array().unwrap().len();
+            let missing = names - translated(rule).len();
+            // Newer than the compiler's own list, or of another processor: refused, as by default.
+            assert!(missing <= 8, "{missing} of {names} calls are not known in {rule}");
+            for argument in rule["args"].as_array().into_iter().flatten() {
+                let op = argument["op"].as_str().unwrap();
+                assert!(["SCMP_CMP_EQ", "SCMP_CMP_GT", "SCMP_CMP_MASKED_EQ"].contains(&op), "{op}");
+            }
+        }
+        let filters = filters().unwrap();
+        assert!(filters.len() >= 4, "one that allows, and one for each other error");
+        assert!(filters.iter().all(|filter| filter.len() < 4096), "Linux takes no more instructions");
+    }
+
+    #[test]
+    fn the_walls_are_those_of_an_engine() {
+        let limits = container::within(Limits::default());
+        let walls = walls(&limits).unwrap();
+        assert_eq!(walls.pids, limits.pids);
+        assert_eq!(walls.capabilities, 0x1e0);
+        assert!(walls.disks["/workspace"].contains("uid=1000"));
+        assert!(walls.masked.contains(&"/sys/fs".to_owned()));
+    }
+}

@@ -1,0 +1,326 @@
+//! One workspace: made, asked, removed; what is run and put inside.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Duration;
+
+use api::SandboxId;
+use api::limits::Limits;
+use api::walls::Walls;
+use reqwest::multipart::{Form, Part};
+use reqwest::{Method, StatusCode};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::account::{self, Account};
+use crate::{Error, Spec, files};
+
+/// Says whose workspace it is, and of which sandbox.
+const OWNER: &str = "dev.belljar.owner";
+const SANDBOX: &str = "dev.belljar.sandbox";
+/// What is listed at once.
+const PAGE: usize = 100;
+/// Daytona removes a workspace by itself so long after its sandbox has ended by its own timer.
+const LEFT_MINUTES: u64 = 5;
+const GIB: u64 = 1 << 30;
+/// What is answered to a removal that may be asked for again.
+const AGAIN: [StatusCode; 3] = [StatusCode::NOT_FOUND, StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS];
+/// A command without a time of its own says one line.
+const SAYS_WITHIN: Duration = Duration::from_secs(20);
+
+/// What the account says of a workspace.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Workspace {
+    id: String,
+    #[serde(default)]
+    state: String,
+    #[serde(default)]
+    error_reason: Option<String>,
+    #[serde(default)]
+    labels: HashMap<String, String>,
+    /// Cores, and GiB of memory.
+    #[serde(default)]
+    cpu: u64,
+    #[serde(default)]
+    memory: u64,
+    #[serde(default)]
+    toolbox_proxy_url: String,
+}
+
+/// A page of them.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Page {
+    items: Vec<Workspace>,
+    #[serde(default)]
+    next_cursor: Option<String>,
+}
+
+/// How a command ended that was run inside.
+#[derive(Deserialize)]
+pub(super) struct Ran {
+    /// Its exit code.
+    #[serde(rename = "exitCode", default = "unknown")]
+    pub code: i64,
+    /// Its output.
+    #[serde(rename = "result", default)]
+    pub said: String,
+}
+
+fn unknown() -> i64 {
+    -1
+}
+
+fn name(id: &SandboxId) -> String {
+    format!("belljar-{id}")
+}
+
+impl Workspace {
+    /// Has the account make one.
+    pub async fn make(account: &Account, id: &SandboxId, owner: &str, spec: &Spec) -> Result<Self, Error> {
+        let ttl_minutes = spec.limits.ttl_ms.div_ceil(60_000) + LEFT_MINUTES;
+        let mut body = json!({
+            "name": name(id),
+            "snapshot": spec.image,
+            "labels": { OWNER: owner, SANDBOX: id.as_str() },
+            "public": false,
+            "networkBlockAll": true,
+            // The last that removes it, where nobody here ever comes back: by its age, or on servers that do not know that, when
+            // nobody has used it for so long.
+            "ttlMinutes": ttl_minutes,
+            "autoStopInterval": ttl_minutes,
+            "autoDeleteInterval": 0,
+        });
+        if let (Some(target), Some(body)) = (&account.target, body.as_object_mut()) {
+            body.insert("target".into(), json!(target));
+        }
+        let act = "make a workspace";
+        let request = account.ask(Method::POST, "/sandbox").header("content-type", "application/json");
+        match account.send(act, request.body(body.to_string()), Duration::ZERO).await? {
+            Ok(response) => account.read(act, response).await,
+            // Of this name, but not of this data directory: nothing here is ours to remove.
+            Err(refusal) if refusal.status == StatusCode::CONFLICT => Err(Error::Exists(id.clone())),
+            Err(refusal) if refusal.said.contains("napshot") => Err(Error::Unavailable {
+                what: "Daytona has no snapshot of this template".into(),
+                why: format!("it answered {}: {}", refusal.status.as_u16(), refusal.said),
+                fix: format!(
+                    "Make one of that name from the template's image, with `USER root`: `daytona snapshot push IMAGE --name {}`.",
+                    spec.image
+                ),
+            }),
+            Err(refusal) => Err(account.failed(act, &refusal)),
+        }
+    }
+
+    /// The workspace of a sandbox, whosever it is.
+    pub async fn find(account: &Account, id: &SandboxId) -> Result<Option<Self>, Error> {
+        Self::look(account, &name(id)).await
+    }
+
+    /// The same one, as it is now.
+    pub async fn look_again(&self, account: &Account) -> Result<Option<Self>, Error> {
+        Self::look(account, &self.id).await
+    }
+
+    async fn look(account: &Account, name: &str) -> Result<Option<Self>, Error> {
+        let act = "look for a workspace";
+        let request = account.ask(Method::GET, &format!("/sandbox/{name}"));
+        match account.send(act, request, Duration::ZERO).await? {
+            Ok(response) => account.read(act, response).await.map(Some),
+            Err(refusal) if refusal.status == StatusCode::NOT_FOUND => Ok(None),
+            Err(refusal) => Err(account.failed(act, &refusal)),
+        }
+    }
+
+    /// All of an owner's, or of one sandbox, but no more than so many.
+    pub async fn all(
+        account: &Account,
+        owner: &str,
+        of: Option<&SandboxId>,
+        most: usize,
+    ) -> Result<Vec<Self>, Error> {
+        let act = "list workspaces";
+        let labels = match of {
+            Some(id) => json!({ OWNER: owner, SANDBOX: id.as_str() }),
+            None => json!({ OWNER: owner }),
+        }
+        .to_string();
+        let (mut found, mut cursor) = (Vec::new(), String::new());
+        loop {
+            let limit = PAGE.min(most).to_string();
+            let query = [("labels", labels.as_str()), ("limit", &limit), ("cursor", &cursor)];
+            let query = query.iter().filter(|(_, value)| !value.is_empty()).collect::<Vec<_>>();
+            let request = account.ask(Method::GET, "/sandbox").query(&query);
+            let page: Page = account.read(act, account.done(act, request, Duration::ZERO).await?).await?;
+            found.extend(page.items);
+            match page.next_cursor.filter(|next| !next.is_empty() && found.len() < most) {
+                Some(next) => cursor = next,
+                None => return Ok(found),
+            }
+        }
+    }
+
+    /// Whether it is this owner's.
+    pub fn is_of(&self, owner: &str) -> bool {
+        self.labels.get(OWNER).is_some_and(|named| named == owner)
+    }
+
+    /// The sandbox that it is of.
+    pub fn sandbox(&self) -> Option<SandboxId> {
+        self.labels.get(SANDBOX)?.parse().ok()
+    }
+
+    /// Whether something can be run in it.
+    pub fn is_running(&self) -> bool {
+        self.state == "started"
+    }
+
+    /// Whether nothing will ever run in it again.
+    pub fn is_over(&self) -> bool {
+        ["archived", "build_failed", "destroyed", "destroying", "error", "stopped"]
+            .contains(&self.state.as_str())
+    }
+
+    /// Whether it is gone, whatever is still said of it.
+    pub fn is_removed(&self) -> bool {
+        self.state == "destroyed"
+    }
+
+    /// Whether it will be.
+    pub fn is_being_removed(&self) -> bool {
+        self.state == "destroying"
+    }
+
+    /// Whether it runs already. One that never will is an error.
+    pub fn has_begun(&self) -> Result<bool, Error> {
+        if self.is_over() {
+            let reason = self.error_reason.as_deref().unwrap_or("no reason is given");
+            return Err(Error::Unavailable {
+                what: "Daytona did not begin a workspace".into(),
+                why: format!("it is {}: {reason}", self.state),
+                fix: "Mend what it names, and try again.".into(),
+            });
+        }
+        Ok(self.is_running())
+    }
+
+    /// Refuses what a workspace of this size cannot hold beside `own` bytes.
+    pub fn check(&self, limits: &Limits, own: u64) -> Result<(), Error> {
+        let (memory, cpu) = (self.memory.saturating_mul(GIB), self.cpu.saturating_mul(1000));
+        if limits.memory_bytes + own > memory {
+            return Err(Error::Unsupported {
+                what: "memory_bytes",
+                why: format!(
+                    "workspaces of this snapshot have {memory} bytes, of which {own} are not user code's, and {} were asked for; ask for less, or make the snapshot with more memory",
+                    limits.memory_bytes
+                ),
+            });
+        }
+        if limits.cpu_millis > cpu {
+            return Err(Error::Unsupported {
+                what: "cpu_millis",
+                why: format!(
+                    "workspaces of this snapshot have {cpu}, and {} were asked for; ask for less, or make the snapshot with more cores",
+                    limits.cpu_millis
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    /// Puts the guest in, and what it has to put up.
+    pub async fn put_in(&self, account: &Account, guest: &Path, walls: &Walls) -> Result<(), Error> {
+        // Whatever user the image names is who the agent is, and only root can put up walls.
+        let ready = "[ \"$(id -u)\" = 0 ] && mkdir -p -m 0755 /.belljar && rm -rf /.belljar/*";
+        if self.run(account, ready, Duration::ZERO).await?.code != 0 {
+            return Err(Error::Unavailable {
+                what: "Daytona's workspace cannot be closed off".into(),
+                why: "its programs are not root".into(),
+                fix: "Make the snapshot from an image that ends with `USER root`; user code will not be."
+                    .into(),
+            });
+        }
+        let program = std::fs::read(guest).map_err(|source| files::failed("read", guest, source))?;
+        let walls = serde_json::to_vec(walls)
+            .map_err(|error| Error::System { act: "write down the walls".into(), source: error.into() })?;
+        let mut form = Form::new();
+        for (number, (path, content)) in
+            [("/.belljar/guest", program), ("/.belljar/walls.json", walls)].into_iter().enumerate()
+        {
+            form = form
+                .text(format!("files[{number}].path"), path)
+                .part(format!("files[{number}].file"), Part::bytes(content).file_name(path));
+        }
+        let request = account.at(Method::POST, &self.toolbox("/files/bulk-upload")?).multipart(form);
+        account.done("take the guest", request, Duration::from_secs(240)).await.map(|_| ())
+    }
+
+    /// Has the guest put up its walls, and process 1 wait behind them.
+    pub async fn begin(&self, account: &Account, ttl_ms: u64) -> Result<(), Error> {
+        let words = format!(
+            "cd / && chmod 0755 /.belljar/guest && exec env -i PATH=/usr/bin:/bin /.belljar/guest init --ttl-ms {ttl_ms} --walls"
+        );
+        let Ran { code, said } = self.run(account, &words, Duration::ZERO).await?;
+        if code == 0 {
+            return Ok(());
+        }
+        Err(Error::Unavailable {
+            what: "Daytona's workspace cannot be closed off".into(),
+            why: format!("the guest exited {code}: {}", said.trim()),
+            fix: "Use workspaces of containers, without GPU, on Linux 5.14 or newer; or another backend."
+                .into(),
+        })
+    }
+
+    /// Runs a command of a shell inside, as root.
+    pub async fn run(&self, account: &Account, words: &str, longer: Duration) -> Result<Ran, Error> {
+        let act = "run something inside";
+        let within = SAYS_WITHIN + longer;
+        let body = json!({ "command": words, "cwd": "/", "timeout": within.as_secs() });
+        let request = account
+            .at(Method::POST, &self.toolbox("/process/execute")?)
+            .header("content-type", "application/json");
+        account.read(act, account.done(act, request.body(body.to_string()), within).await?).await
+    }
+
+    /// Has it removed, if that can be now.
+    pub async fn remove(&self, account: &Account) -> Result<(), Error> {
+        let act = "remove a workspace";
+        let request = account.ask(Method::DELETE, &format!("/sandbox/{}", self.id));
+        match account.send(act, request, Duration::ZERO).await? {
+            Ok(_) => Ok(()),
+            // Gone, or something else is being done to it, or too much is asked: all of which ends.
+            Err(refusal) if AGAIN.contains(&refusal.status) || refusal.status.is_server_error() => Ok(()),
+            Err(refusal) => Err(account.failed(act, &refusal)),
+        }
+    }
+
+    /// Where its agent is asked, with the same key: so over a way on which nobody reads it.
+    pub fn toolbox(&self, path: &str) -> Result<String, Error> {
+        let url = format!("{}/{}{path}", self.toolbox_proxy_url.trim_end_matches('/'), self.id);
+        match account::is_private(&url) {
+            true => Ok(url),
+            false => Err(Error::Unavailable {
+                what: "Daytona's workspace cannot be asked".into(),
+                why: format!("its agent is at {}, without https", self.toolbox_proxy_url),
+                fix: "Have Daytona's proxy serve https.".into(),
+            }),
+        }
+    }
+}
+
+/// Whether workspaces can be made of a snapshot of that name.
+pub(super) async fn has_snapshot(account: &Account, name: &str) -> Result<bool, Error> {
+    let act = "look for a snapshot";
+    let mut url = reqwest::Url::parse(account.address())
+        .map_err(|error| Error::System { act: act.to_owned(), source: std::io::Error::other(error) })?;
+    if let Ok(mut path) = url.path_segments_mut() {
+        path.pop_if_empty().extend(["snapshots", name]);
+    }
+    match account.send(act, account.at(Method::GET, url.as_str()), Duration::ZERO).await? {
+        Ok(_) => Ok(true),
+        Err(refusal) if refusal.status == StatusCode::NOT_FOUND => Ok(false),
+        Err(refusal) => Err(account.failed(act, &refusal)),
+    }
+}
