@@ -121,7 +121,10 @@ fn podman_without_root_is_used_where_it_can_limit_and_nowhere_else() {
     };
     let socket = home.path().join("podman.sock");
     let address = format!("unix://{}", socket.display());
-    let mut service = as_user("podman").args(["system", "service", "--time=0", &address]).spawn().unwrap();
+    // It becomes several processes, the first of which is not the one that serves.
+    let mut service = as_user("podman");
+    service.args(["system", "service", "--time=20", &address]).process_group(0);
+    let mut service = service.spawn().unwrap();
     let since = std::time::Instant::now();
     while std::os::unix::net::UnixStream::connect(&socket).is_err() {
         assert!(since.elapsed() < std::time::Duration::from_secs(30), "rootless Podman did not begin");
@@ -129,7 +132,8 @@ fn podman_without_root_is_used_where_it_can_limit_and_nowhere_else() {
     }
     let mut status = as_user(&e2e::service::binary().to_string_lossy());
     let (_, text) = said(status.args(["--backends", "podman", "status"]).env("CONTAINER_HOST", &address));
-    service.kill().unwrap();
+    let group = i32::try_from(service.id()).ok().and_then(rustix::process::Pid::from_raw).unwrap();
+    rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
     service.wait().unwrap();
     if std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         assert!(text.contains("rootless, at unix://") || text.contains("cannot be enforced here"), "{text}");
