@@ -138,6 +138,11 @@ async fn on_this_machine(
         None => choice.at_least(tier),
     }
     .map_err(|error| error.to_api())?;
+    // Somebody means it to be used, and would not know.
+    let unused = choice.considered.iter().find(|one| one.name == runtime::daytona::NAME && !one.used);
+    if let Some(daytona) = unused {
+        show::note(&format!("{}; the next backend is used", daytona.why));
+    }
     let asked = limits.over(template.limits.over(Limits::default()));
     let limits = limits.over(runtime.within(asked));
     limits.check()?;

@@ -157,9 +157,13 @@ fn print(choice: &Choice, templates: &[(String, bool)]) -> Result<(), Error> {
     if templates.is_empty() {
         return show::line(&format!("There are no templates; make one with: belljar build-sandbox {USUAL}"));
     }
+    let is_daytona = choice.runtimes.first().is_some_and(|one| one.name() == runtime::daytona::NAME);
     let row = |(name, ready): &(String, bool)| {
-        let state =
-            if *ready { "ready".to_owned() } else { format!("missing: belljar build-sandbox {name}") };
+        let state = match ready {
+            true => "ready".to_owned(),
+            false if is_daytona => "missing: Daytona has no snapshot of it".to_owned(),
+            false => format!("missing: belljar build-sandbox {name}"),
+        };
         vec![name.clone(), state]
     };
     show::table(&["template", "here"], &templates.iter().map(row).collect::<Vec<_>>())

@@ -147,6 +147,12 @@ fn what_daytona_cannot_make_an_engine_makes() {
         let (code, text) = said(command.env("CONTAINER_HOST", "unix:///nonexistent"));
         assert_eq!(code, 0, "{text}");
         assert!(text.contains("the next backend is tried") && text.contains("here\n"), "{text}");
+        let (code, text) = said(command.env("DAYTONA_API_KEY", "dtn_wrong"));
+        assert_eq!(code, 0, "{text}");
+        assert!(
+            text.contains("Daytona refused the key: it answered 401: Unauthorized; the next backend is used"),
+            "{text}"
+        );
     });
 }
 
