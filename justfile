@@ -39,7 +39,7 @@ test *args:
 real *args:
     @scripts/steps real 'scripts/twice env {{real}} --test "real_*" {{args}} -- --test-threads=1 --nocapture'
 
-# Docker and Podman, which it starts: laws, parity, restarts, what people are told; `--full` for every scenario and attack on both as well
+# Docker and Podman, which it starts, and Daytona, as a server of the test tree: laws, parity, restarts, what people are told; `--full` for every scenario and attack on all as well
 engines size="--quick" *args:
     @{{tests}} tried --no-run --test real_engine --test real_laws
     @scripts/steps engines 'scripts/with-engines scripts/twice env BELLJAR_RUNTIMES=docker,podman,daytona {{real}} \

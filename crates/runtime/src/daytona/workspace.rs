@@ -18,8 +18,11 @@ use crate::{Error, Spec, files};
 /// Says whose workspace it is, and of which sandbox.
 const OWNER: &str = "dev.belljar.owner";
 const SANDBOX: &str = "dev.belljar.sandbox";
-/// What is listed at once.
+/// What is listed at once, and how often more is asked for: nobody has so many.
 const PAGE: usize = 100;
+const PAGES_MAX: usize = 1000;
+/// What our first words to a shell exit with where it is not root's.
+const NOT_ROOT: i64 = 3;
 /// Daytona removes a workspace by itself so long after its sandbox has ended by its own timer.
 const LEFT_MINUTES: u64 = 5;
 const GIB: u64 = 1 << 30;
@@ -147,7 +150,7 @@ impl Workspace {
         }
         .to_string();
         let (mut found, mut cursor) = (Vec::new(), String::new());
-        loop {
+        for _ in 0..PAGES_MAX {
             let limit = PAGE.min(most).to_string();
             let query = [("labels", labels.as_str()), ("limit", &limit), ("cursor", &cursor)];
             let query = query.iter().filter(|(_, value)| !value.is_empty()).collect::<Vec<_>>();
@@ -159,6 +162,11 @@ impl Workspace {
                 None => return Ok(found),
             }
         }
+        Err(Error::Unavailable {
+            what: format!("Daytona did not {act}"),
+            why: format!("there were more after {PAGES_MAX} pages"),
+            fix: "Remove workspaces that nobody uses, or use another account.".into(),
+        })
     }
 
     /// Whether it is this owner's.
@@ -232,14 +240,12 @@ impl Workspace {
     /// Puts the guest in, and what it has to put up.
     pub async fn put_in(&self, account: &Account, guest: &Path, walls: &Walls) -> Result<(), Error> {
         // Whatever user the image names is who the agent is, and only root can put up walls.
-        let ready = "[ \"$(id -u)\" = 0 ] && mkdir -p -m 0755 /.belljar && rm -rf /.belljar/*";
-        if self.run(account, ready, Duration::ZERO).await?.code != 0 {
-            return Err(Error::Unavailable {
-                what: "Daytona's workspace cannot be closed off".into(),
-                why: "its programs are not root".into(),
-                fix: "Make the snapshot from an image that ends with `USER root`; user code will not be."
-                    .into(),
-            });
+        let ready = format!(
+            "[ \"$(id -u)\" = 0 ] || exit {NOT_ROOT}; mkdir -p -m 0755 /.belljar && rm -rf /.belljar/*"
+        );
+        let ran = self.run(account, &ready, Duration::ZERO).await?;
+        if ran.code != 0 {
+            return Err(not_ready(&ran));
         }
         let program = std::fs::read(guest).map_err(|source| files::failed("read", guest, source))?;
         let walls = serde_json::to_vec(walls)
@@ -310,6 +316,21 @@ impl Workspace {
     }
 }
 
+/// Why nothing can be put into a workspace.
+fn not_ready(Ran { code, said }: &Ran) -> Error {
+    let (why, fix) = match *code {
+        NOT_ROOT => (
+            "its programs are not root".to_owned(),
+            "Make the snapshot from an image that ends with `USER root`; user code will not be.",
+        ),
+        code => (
+            format!("its shell exited {code} where /.belljar is to be made: {}", said.trim()),
+            "Make the snapshot from an image whose shell works and whose root can be written; or use another backend.",
+        ),
+    };
+    Error::Unavailable { what: "Daytona's workspace cannot be closed off".into(), why, fix: fix.into() }
+}
+
 /// Whether workspaces can be made of a snapshot of that name.
 pub(super) async fn has_snapshot(account: &Account, name: &str) -> Result<bool, Error> {
     let act = "look for a snapshot";
@@ -322,5 +343,55 @@ pub(super) async fn has_snapshot(account: &Account, name: &str) -> Result<bool, 
         Ok(_) => Ok(true),
         Err(refusal) if refusal.status == StatusCode::NOT_FOUND => Ok(false),
         Err(refusal) => Err(account.failed(act, &refusal)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workspace(state: &str, toolbox: &str) -> Workspace {
+        let said = json!({ "id": "w", "state": state, "cpu": 2, "memory": 1, "toolboxProxyUrl": toolbox });
+        serde_json::from_value(said).unwrap()
+    }
+
+    #[test]
+    fn what_a_workspace_cannot_hold_is_refused_by_its_name() {
+        let workspace = workspace("started", "");
+        let limits = Limits::default();
+        assert!(workspace.check(&limits, 128 << 20).is_ok());
+        for (limits, name) in [
+            (Limits { memory_bytes: GIB, ..limits }, "memory_bytes"),
+            (Limits { cpu_millis: 4000, ..limits }, "cpu_millis"),
+        ] {
+            let error = workspace.check(&limits, 128 << 20).unwrap_err();
+            assert!(error.to_string().starts_with(&format!("{name} cannot be enforced here")), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_key_is_not_sent_to_an_agent_without_https() {
+        assert_eq!(workspace("started", "https://proxy/x/").toolbox("/y").unwrap(), "https://proxy/x/w/y");
+        for url in ["http://proxy.example.org/toolbox", ""] {
+            assert!(workspace("started", url).toolbox("/process/execute").is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn only_what_never_begins_is_given_up() {
+        for state in ["error", "build_failed", "stopped", "destroyed"] {
+            assert!(workspace(state, "").has_begun().is_err(), "{state}");
+        }
+        for state in ["creating", "pulling_snapshot", "starting", "a state of tomorrow"] {
+            assert!(!workspace(state, "").has_begun().unwrap(), "{state}");
+        }
+        assert!(workspace("started", "").has_begun().unwrap());
+    }
+
+    #[test]
+    fn a_shell_that_failed_is_not_taken_for_one_that_is_not_roots() {
+        let told = |code, said: &str| not_ready(&Ran { code, said: said.into() }).to_string();
+        assert!(told(NOT_ROOT, "").ends_with("its programs are not root"));
+        assert!(told(1, "mkdir: Read-only file system\n").ends_with("mkdir: Read-only file system"));
     }
 }
