@@ -1,4 +1,4 @@
-//! The names of sandboxes, execs and contexts.
+//! The names of sandboxes, execs, contexts and sessions.
 //!
 //! A sandbox id is a host name, a directory name and a cgroup name at once, so its alphabet is the smallest of
 //! the three: lower-case letters and digits, a letter first, at most [`ID_BYTES_MAX`].
@@ -28,6 +28,12 @@ pub struct ExecId(String);
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, pattern = "^[a-z][a-z0-9]{0,39}$"))]
 #[serde(try_from = "String", into = "String")]
 pub struct ContextId(String);
+
+/// The name of one session.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, pattern = "^[a-z][a-z0-9]{0,39}$"))]
+#[serde(try_from = "String", into = "String")]
+pub struct SessionId(String);
 
 /// Why a text is not an id.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -72,6 +78,18 @@ impl ContextId {
     }
 }
 
+impl SessionId {
+    /// A fresh id from 16 random bytes: `t` and 25 letters or digits.
+    pub fn from_random(bytes: [u8; 16]) -> Self {
+        Self(spell('t', bytes))
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 impl FromStr for SandboxId {
     type Err = NotAnId;
 
@@ -96,6 +114,14 @@ impl FromStr for ContextId {
     }
 }
 
+impl FromStr for SessionId {
+    type Err = NotAnId;
+
+    fn from_str(text: &str) -> Result<Self, NotAnId> {
+        check(text).map(Self)
+    }
+}
+
 impl TryFrom<String> for SandboxId {
     type Error = NotAnId;
 
@@ -105,6 +131,14 @@ impl TryFrom<String> for SandboxId {
 }
 
 impl TryFrom<String> for ExecId {
+    type Error = NotAnId;
+
+    fn try_from(text: String) -> Result<Self, NotAnId> {
+        text.parse()
+    }
+}
+
+impl TryFrom<String> for SessionId {
     type Error = NotAnId;
 
     fn try_from(text: String) -> Result<Self, NotAnId> {
@@ -138,6 +172,12 @@ impl From<ContextId> for String {
     }
 }
 
+impl From<SessionId> for String {
+    fn from(id: SessionId) -> Self {
+        id.0
+    }
+}
+
 impl fmt::Display for SandboxId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -151,6 +191,12 @@ impl fmt::Display for ExecId {
 }
 
 impl fmt::Display for ContextId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

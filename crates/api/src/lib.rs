@@ -2,7 +2,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`id`] | the names of sandboxes, execs and contexts, checked once, when they are made |
+//! | [`id`] | the names of sandboxes, execs, contexts and sessions, checked once, when they are made |
 //! | [`sandbox`] | what a sandbox is asked to be, how it is doing, and why it ended |
 //! | [`exec`] | what an exec is asked to do, how it is doing, and how it ended |
 //! | [`code`] | running code: what is asked for, what it shows, interpreters that stay |
@@ -16,6 +16,7 @@
 //! | [`server`] | what the server says of itself: pages, health, versions |
 //! | [`artifact`] | files of a run that are kept after its sandbox is gone |
 //! | [`dataset`] | files that are put into a sandbox before anything runs in it |
+//! | [`session`] | an agent's conversation with one sandbox: tool calls, their runs, what is kept of them |
 //! | [`files`] | what can be asked of the files of a sandbox, and what is answered |
 //! | [`frame`] | the frames in which an exec's output travels |
 //! | [`layer`] | what is said about unpacking one layer of an image |
@@ -49,8 +50,9 @@ pub mod posture;
 pub mod sandbox;
 pub mod secret;
 pub mod server;
+pub mod session;
 pub mod terminal;
 pub mod walls;
 
 pub use error::{Error, ErrorCode, Layer, Ran, Retry};
-pub use id::{ContextId, ExecId, SandboxId};
+pub use id::{ContextId, ExecId, SandboxId, SessionId};

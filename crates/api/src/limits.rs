@@ -94,7 +94,7 @@ pub struct Limits {
     pub disk_bytes: u64,
     /// Files and directories on that disk.
     pub disk_inodes: u64,
-    /// `/tmp`, which is memory (A2.07), and at most half of it.
+    /// `/tmp`, which is memory (A2.07), and at most half of it. 0: it is a directory of the disk, and shares its size.
     pub tmp_bytes: u64,
     /// How long the sandbox lives at most. The guest ends itself then, also when nobody is left to ask it to.
     pub ttl_ms: u64,
@@ -224,7 +224,8 @@ impl Limits {
             if value > most {
                 return Err(exceeded(name, value, most));
             }
-            if value < least {
+            let on_disk = (name, value) == ("tmp_bytes", 0);
+            if value < least && !on_disk {
                 return Err(refused(
                     format!("{name} is {value}, the least is {least}"),
                     format!("Ask for {least} or more."),
@@ -290,6 +291,7 @@ mod tests {
         assert!(error.message.contains("memory_bytes"), "{}", error.message);
         let limits = Limits { tmp_bytes: 257 << 20, ..Limits::default() };
         assert!(limits.check().unwrap_err().message.contains("tmp_bytes"));
+        assert_eq!(Limits { tmp_bytes: 0, ..Limits::default() }.check(), Ok(()), "on the disk");
         let limits = Limits { pids: 0, ..Limits::default() };
         assert!(limits.check().unwrap_err().message.contains("pids"));
     }

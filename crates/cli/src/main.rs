@@ -11,6 +11,7 @@
 //! | [`shell`] | a terminal in one |
 //! | [`cp`], [`ls`], [`cat`], [`edit`], [`watch`] | files in them |
 //! | [`events`], [`top`] | how they are doing, live |
+//! | [`session`], [`tools`], [`mcp`] | sessions of agents, and the tools that they offer |
 //! | [`secret`] | values that code in sandboxes can use and never sees |
 //! | [`key`], [`project`], [`drain`] | what an operator does |
 //! | [`serve`], [`configuration`] | `belljar serve`: this machine as a service |
@@ -50,6 +51,7 @@ mod list;
 mod logs;
 mod ls;
 mod manual;
+mod mcp;
 mod output;
 mod packages;
 mod policy;
@@ -63,10 +65,12 @@ mod run;
 mod sandbox;
 mod secret;
 mod serve;
+mod session;
 mod shell;
 mod show;
 mod stop;
 mod template;
+mod tools;
 mod top;
 mod watch;
 
@@ -150,6 +154,12 @@ enum Command {
     Top(top::Arguments),
     /// Shows what happens to the sandboxes.
     Events(events::Arguments),
+    /// Makes sessions of agents, calls their tools, shows what they keep, ends them.
+    Session(session::Arguments),
+    /// Offers a tool set to one MCP client, on standard input and output.
+    Mcp(mcp::Arguments),
+    /// Shows the tools of a tool set as LLM interfaces take them, or its instructions for a model.
+    Tools(tools::Arguments),
     /// Makes, lists and revokes keys.
     Key(key::Arguments),
     /// Makes, changes and lists projects.
@@ -219,6 +229,9 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Stop(stop) => stop::run(&connection, stop).await,
         Command::Top(top) => top::run(&connection, top).await,
         Command::Events(events) => events::run(&connection, events).await,
+        Command::Session(session) => session::run(&connection, session).await,
+        Command::Mcp(mcp) => mcp::run(&connection, &mcp).await,
+        Command::Tools(tools) => tools::run(&tools),
         Command::Key(key) => key::run(&connection, key).await,
         Command::Project(project) => project::run(&connection, project).await,
         Command::Drain(drain) => drain::run(&connection, drain).await,

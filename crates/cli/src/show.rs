@@ -52,6 +52,12 @@ pub fn heard(written: io::Result<()>) -> Result<Heard, Error> {
     }
 }
 
+/// Writes bytes to standard output.
+pub fn bytes(bytes: &[u8]) -> Result<(), Error> {
+    let mut to = io::stdout().lock();
+    heard(to.write_all(bytes).and_then(|()| to.flush())).map(drop)
+}
+
 /// Writes text to standard output at once, and says whether anybody still reads it.
 pub fn text(text: &str) -> Result<Heard, Error> {
     let mut to = io::stdout().lock();

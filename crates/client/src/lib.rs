@@ -16,12 +16,13 @@
 //! | `execs` | execs: start, list, signal, cancel |
 //! | `contexts` | interpreters that stay: create, list, restart, interrupt, remove, variables |
 //! | `artifacts` | what was kept of execs, and datasets for sandboxes |
+//! | `sessions` | sessions of agents: make, call tools, what is kept, end |
 //! | `secrets` | secrets: set, list, remove |
 //! | `admin` | projects, keys, the node, the server's health |
 //! | [`Exec`] | a reader of one exec: every byte once, then its end |
 //! | [`Stdin`] | a writer to one exec |
 //! | [`Terminal`] | a terminal: keys in, screen out, over as many connections as it takes |
-//! | [`Events`] | what happens to the project's sandboxes |
+//! | [`Events`] | what happens to the project's sandboxes, or in a session |
 //! | [`Tunnel`] | a connection to a port inside a sandbox |
 //! | [`Files`] | the files of a sandbox: looked at, read, written, transferred whole, watched |
 //! | `link` | one request over as many connections as it takes |
@@ -49,16 +50,18 @@ mod link;
 mod patience;
 mod ports;
 mod secrets;
+mod sessions;
 mod stdin;
 mod terminal;
 mod tls;
 
 pub use client::{Client, Options};
 pub use error::Error;
-pub use events::Events;
+pub use events::{Events, Telling};
 pub use exec::{Collected, Event, Exec};
 pub use files::{Archive, Files, Listed, Progress, Reader, Watch};
 pub use patience::{BUSY_WITHIN, CONNECTION_WITHIN, Patience};
 pub use ports::Tunnel;
+pub use sessions::{Called, Calling};
 pub use stdin::Stdin;
 pub use terminal::{Seen, Terminal};

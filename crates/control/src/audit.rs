@@ -133,6 +133,12 @@ pub enum Act {
     DatasetPut,
     /// A dataset was removed.
     DatasetRemove,
+    /// A session was made; the detail is its id.
+    SessionCreate,
+    /// A session was ended; the detail is its id.
+    SessionEnd,
+    /// What a session keeps was removed; the detail is its id.
+    SessionClear,
     /// A secret was set; the detail is its name.
     SecretSet,
     /// A secret was removed; the detail is its name.

@@ -117,6 +117,9 @@ pub async fn tidy(platform: Arc<Platform>) {
         if let Err(error) = platform.store.prune(before).await {
             tracing::warn!(error = node::error::chain(&error), "old sandboxes are not forgotten yet");
         }
+        if let Err(error) = platform.sessions.tidy(&platform, before).await {
+            tracing::warn!(error = node::error::chain(&error), "old sessions are not forgotten yet");
+        }
         if let Err(error) = platform.node.tidy().await {
             tracing::warn!(error = node::error::chain(&error), "unused layers are not removed yet");
         }

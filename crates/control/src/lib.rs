@@ -6,6 +6,8 @@
 //! | [`caller`] | what a request brings: who asks, and with which body |
 //! | [`account`] | keys and rates |
 //! | [`platform`] | the decisions that are more than one step: create, find, stop, health |
+//! | [`session`] | sessions of agents: tool calls, one after the other, in a sandbox that is made when it is needed |
+//! | [`mcp`] | their tools over the Model Context Protocol |
 //! | [`ports`] | ports inside sandboxes, reached from outside |
 //! | [`output`] | an exec's output as lines of JSON |
 //! | [`terminal`] | a terminal over a WebSocket |
@@ -28,11 +30,13 @@ pub mod caller;
 pub mod fault;
 pub mod follow;
 pub mod listen;
+pub mod mcp;
 pub mod metrics;
 pub mod output;
 pub mod platform;
 pub mod ports;
 pub mod routes;
+pub mod session;
 pub mod store;
 pub mod terminal;
 pub mod vault;

@@ -165,11 +165,11 @@ impl Drop for Reader {
 
 /// Bytes of characters that are not whole yet, and the offset of the first, for each stream.
 #[derive(Default)]
-struct Carried([(u64, Vec<u8>); 3]);
+pub(crate) struct Carried([(u64, Vec<u8>); 3]);
 
 impl Carried {
     /// Lines for these bytes and what was carried; a character that is cut off at the end is carried on.
-    fn take(&mut self, stream: Stream, offset: u64, bytes: &[u8]) -> Vec<OutputLine> {
+    pub fn take(&mut self, stream: Stream, offset: u64, bytes: &[u8]) -> Vec<OutputLine> {
         let (at, carried) = of(&mut self.0, stream);
         let first = if carried.is_empty() { offset } else { *at };
         let mut whole = std::mem::take(carried);
@@ -187,7 +187,7 @@ impl Carried {
     }
 
     /// What was carried and will not be completed.
-    fn flush(&mut self, stream: Stream) -> Vec<OutputLine> {
+    pub fn flush(&mut self, stream: Stream) -> Vec<OutputLine> {
         let (at, carried) = of(&mut self.0, stream);
         let bytes = std::mem::take(carried);
         if bytes.is_empty() { Vec::new() } else { vec![data(stream, *at, &bytes)] }
@@ -199,7 +199,8 @@ impl Carried {
         if *at < offset { self.flush(stream) } else { Vec::new() }
     }
 
-    fn flush_all(&mut self) -> Vec<OutputLine> {
+    /// The same, of all streams.
+    pub fn flush_all(&mut self) -> Vec<OutputLine> {
         let mut lines = self.flush(Stream::Stdout);
         lines.extend(self.flush(Stream::Stderr));
         lines

@@ -17,6 +17,7 @@ use crate::fault::{Answer, Fault};
 use crate::metrics::Metrics;
 use crate::ports::Ports;
 use crate::ports::name::Domain;
+use crate::session::Sessions;
 use crate::store::{Request, Requested, Store};
 use crate::vault::Vault;
 
@@ -47,6 +48,10 @@ pub struct Platform {
     pub metrics: Metrics,
     /// How ports inside are reached.
     pub ports: Ports,
+    /// Sessions in use.
+    pub sessions: Sessions,
+    /// Clients that speak MCP.
+    pub mcp: tools::mcp::Service,
     tried: Tried,
 }
 
@@ -73,7 +78,8 @@ impl Platform {
         let vault = Arc::new(Vault::new(store.clone(), node.data()));
         node.keep_secrets_in(Arc::clone(&vault) as Arc<dyn node::secrets::Vault>);
         let (accounts, metrics, ports) = (Accounts::default(), Metrics::default(), Ports::default());
-        Self { node, store, vault, audit, accounts, metrics, ports, tried }
+        let (sessions, mcp) = (Sessions::default(), crate::mcp::service());
+        Self { node, store, vault, audit, accounts, metrics, ports, sessions, mcp, tried }
     }
 
     /// The same, with ports under this domain.

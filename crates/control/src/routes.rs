@@ -10,6 +10,8 @@
 //! | [`files`] | look, list, read, write, make, move, copy, remove, edit, watch, archives |
 //! | [`artifacts`] | what was kept of the files of execs |
 //! | [`datasets`] | put, list, remove |
+//! | [`sessions`] | create, list, look, end, clean up, datasets, tool calls, runs, artifacts, events |
+//! | [`tools`] | tool sets: definitions and instructions |
 //! | [`secrets`] | set, list, remove |
 //! | [`admin`] | projects, keys, the machine |
 //! | [`health`] | health, metrics, the description of the API |
@@ -24,7 +26,9 @@ pub mod health;
 pub mod ports;
 pub mod sandboxes;
 pub mod secrets;
+pub mod sessions;
 pub mod terminals;
+pub mod tools;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,6 +41,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::routing::any;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -102,6 +107,19 @@ fn table() -> OpenApiRouter<Arc<Platform>> {
         .routes(routes!(artifacts::read))
         .routes(routes!(datasets::list))
         .routes(routes!(datasets::put, datasets::remove))
+        .routes(routes!(sessions::create, sessions::list))
+        .routes(routes!(sessions::look, sessions::end))
+        .routes(routes!(sessions::clean_up))
+        .routes(routes!(sessions::put_dataset))
+        .routes(routes!(sessions::call))
+        .routes(routes!(sessions::runs::list))
+        .routes(routes!(sessions::runs::look))
+        .routes(routes!(sessions::runs::output))
+        .routes(routes!(sessions::artifacts, sessions::clear))
+        .routes(routes!(sessions::artifact))
+        .routes(routes!(sessions::events::follow))
+        .routes(routes!(tools::list))
+        .routes(routes!(tools::prompt))
         .routes(routes!(secrets::list))
         .routes(routes!(secrets::put, secrets::remove))
         .routes(routes!(admin::projects))
@@ -124,6 +142,7 @@ pub fn description() -> utoipa::openapi::OpenApi {
 pub fn router(platform: Arc<Platform>) -> Router {
     let (router, _) = table().split_for_parts();
     let api = router
+        .route("/mcp", any(crate::mcp::serve))
         .fallback(|| async { Fault::from(Error::not_found("there is no such route")) })
         .method_not_allowed_fallback(|| async {
             (

@@ -27,6 +27,7 @@ mod history;
 mod request;
 mod schema;
 mod secret;
+mod session;
 #[cfg(test)]
 mod tests;
 

@@ -29,6 +29,7 @@ pub mod layer;
 pub mod random;
 pub mod room;
 pub mod service;
+pub mod talk;
 pub mod tmux;
 pub mod traces;
 pub mod wild;

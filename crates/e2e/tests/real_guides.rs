@@ -76,6 +76,16 @@ fn the_commands_of_code_work() {
 }
 
 #[test]
+fn the_commands_of_tools_work() {
+    run("docs/guides/tools.md");
+}
+
+#[test]
+fn the_commands_of_mcp_work() {
+    run("docs/guides/mcp.md");
+}
+
+#[test]
 fn the_commands_of_templates_work() {
     run("docs/guides/templates.md");
 }
@@ -196,8 +206,12 @@ fn run(page: &str) {
         {
             let _ = std::fs::remove_file(service.data().join(name));
         }
-        if guide.blocks.iter().any(|block| block.commands.contains("--template interpreter")) {
+        let needs = |word: &str| guide.blocks.iter().any(|block| block.commands.contains(word));
+        if needs("--template interpreter") {
             e2e::layer::lend(service.data(), "interpreter");
+        }
+        if needs("session create") || needs("/mcp") {
+            e2e::talk::lend(&service);
         }
         let scratch = tempfile::Builder::new().prefix("belljar-guide").tempdir().unwrap();
         guide.execute(service.data(), scratch.path());

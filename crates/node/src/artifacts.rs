@@ -37,6 +37,7 @@ use crate::error::{Error, chain};
 use crate::live::Node;
 use crate::objects::{Objects, Outgoing};
 use attendant::{Attendant, gone};
+pub(crate) use collect::regular_files;
 use shelf::{Of, Shelf, Wanted};
 
 /// Collections at once: each holds a page of a listing and a piece of a file.

@@ -19,6 +19,7 @@
 //! | [`code`] | running code: what interpreters begin with, and contexts |
 //! | [`files`] | files of a sandbox, as they are asked for from here |
 //! | [`artifacts`] | files of a run that are kept after its sandbox is gone |
+//! | [`folder`] | what sessions keep, whatever becomes of their sandboxes |
 //! | [`datasets`] | files that are put into a sandbox before anything runs in it |
 //! | `objects` | bytes that are kept by their key |
 //! | [`template`] | what sandboxes are made from: imported, built, kept, tidied |
@@ -44,6 +45,7 @@ mod entry;
 pub mod error;
 pub mod exec;
 pub mod files;
+pub mod folder;
 pub mod guest;
 pub mod journal;
 pub mod lifecycle;
@@ -64,8 +66,9 @@ pub use entry::Call;
 pub use error::Error;
 pub use exec::{Collected, Event, Exec};
 pub use files::{Files, Piece, Reading, Watching, Writing};
+pub use folder::{Folder, Manifest};
 pub use live::{Node, Order};
 pub use machine::Machine;
-pub use objects::Outgoing;
+pub use objects::{Incoming, Outgoing};
 pub use port::Port;
 pub use sandbox::Sandbox;

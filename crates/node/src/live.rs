@@ -26,6 +26,7 @@ use crate::entry::{Call, Entry};
 use crate::error::Error;
 use crate::journal::{Journal, Ports, Record};
 use crate::machine::{self, Machine};
+use crate::objects::Objects;
 use crate::ready::Readiness;
 use crate::sandbox::Sandbox;
 use crate::secrets::LateVault;
@@ -68,6 +69,8 @@ pub(crate) struct Shared {
     pub keeper: Keeper,
     /// What projects keep for sandboxes.
     pub datasets: Datasets,
+    /// What sessions keep.
+    pub folders: Arc<Objects>,
     pub data: PathBuf,
     pub guest: PathBuf,
     /// What isolates here.
@@ -104,6 +107,7 @@ impl Node {
             turns: Semaphore::new(STARTS_AT_ONCE),
             keeper: Keeper::open(machine.data(), bounds.disk_reserve_bytes, retention)?,
             datasets: Datasets::open(machine.data(), bounds.disk_reserve_bytes)?,
+            folders: Arc::new(Objects::open(machine.data().join("sessions"), bounds.disk_reserve_bytes)?),
             data: machine.data().to_owned(),
             guest: machine.guest().to_owned(),
             choice: choice.into(),
@@ -320,6 +324,7 @@ impl Node {
     pub async fn tidy(&self) -> Result<(), Error> {
         self.shared.keeper.tidy().await?;
         self.shared.datasets.tidy().await?;
+        self.shared.folders.sweep().await?;
         let (data, broker) = (self.shared.data.clone(), Arc::clone(&self.shared.broker));
         let tidied = move || {
             let packages = broker.gate().tidy();

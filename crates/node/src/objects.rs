@@ -36,7 +36,7 @@ pub(crate) struct Objects {
 }
 
 /// An object that is being written. Dropping it leaves nothing.
-pub(crate) struct Incoming {
+pub struct Incoming {
     upload: Box<dyn MultipartUpload>,
     held: BytesMut,
     hasher: Sha256,
@@ -159,6 +159,9 @@ impl Objects {
 
 impl Incoming {
     /// Takes bytes; waits until they are written, unless they are few.
+    ///
+    /// # Errors
+    /// What the file system said.
     pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
         self.hasher.update(bytes);
         self.size_bytes += bytes.len() as u64;
@@ -181,6 +184,9 @@ impl Incoming {
     }
 
     /// Has it there, whole.
+    ///
+    /// # Errors
+    /// What the file system said.
     pub async fn finish(mut self) -> Result<(), Error> {
         let rest = self.held.split().freeze();
         if !rest.is_empty() {

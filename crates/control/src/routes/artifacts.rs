@@ -132,7 +132,7 @@ pub async fn read(
 }
 
 /// A body that is never held whole. Whoever takes nothing for a while is let go.
-fn stream(mut outgoing: Outgoing, place: OwnedSemaphorePermit) -> Body {
+pub fn stream(mut outgoing: Outgoing, place: OwnedSemaphorePermit) -> Body {
     let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(PIECES_WAITING);
     tokio::spawn(async move {
         let _place = place;

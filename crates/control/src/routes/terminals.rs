@@ -38,8 +38,10 @@ pub struct From {
 
 /// The connection, which may become a WebSocket. Whether it can is looked at last: who asks, and for what, comes first.
 pub struct Connection {
-    held: Option<Held>,
-    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+    /// Its place among the connections.
+    pub held: Option<Held>,
+    /// What it takes to become one.
+    pub upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Connection {

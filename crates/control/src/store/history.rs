@@ -7,9 +7,9 @@ use api::server::{PAGE_MAX, Page};
 use super::{Error, Store, failed, integer, parse};
 
 /// The place after which a page begins. Rows never change their place, so a list is the same however many are added in front.
-struct Cursor {
-    created_at_ms: u64,
-    id: SandboxId,
+pub(super) struct Cursor {
+    pub created_at_ms: u64,
+    pub id: String,
 }
 
 impl Store {
@@ -83,17 +83,19 @@ impl Store {
 
 impl Cursor {
     fn of(sandbox: &Sandbox) -> Self {
-        Self { created_at_ms: sandbox.created_at_ms, id: sandbox.id.clone() }
+        Self { created_at_ms: sandbox.created_at_ms, id: sandbox.id.to_string() }
     }
 
-    fn spell(&self) -> String {
+    pub fn spell(&self) -> String {
         format!("{:x}-{}", self.created_at_ms, self.id)
     }
 
-    fn parse(text: &str) -> Result<Self, Error> {
+    pub fn parse(text: &str) -> Result<Self, Error> {
         let (time, id) = text.split_once('-').ok_or(Error::Cursor)?;
         let created_at_ms = u64::from_str_radix(time, 16).map_err(|_| Error::Cursor)?;
-        let cursor = Self { created_at_ms, id: id.parse().map_err(|_| Error::Cursor)? };
+        // Ids of all kinds are written alike.
+        let id = id.parse::<SandboxId>().map_err(|_| Error::Cursor)?.to_string();
+        let cursor = Self { created_at_ms, id };
         // A number can be written in several ways, and a page gives only one.
         if cursor.spell() == text { Ok(cursor) } else { Err(Error::Cursor) }
     }

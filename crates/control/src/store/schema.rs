@@ -12,7 +12,7 @@ use sqlx::{ConnectOptions, Connection, SqlSafeStr};
 use super::{Error, beside, failed, options};
 
 /// The newest schema this release knows.
-pub(super) const KNOWN: i64 = 2;
+pub(super) const KNOWN: i64 = 3;
 /// How much newer a store may be: the release after this one may be taken back, the one after that may not.
 const NEWER_MAX: i64 = 1;
 const ACT: &str = "be made";
@@ -77,7 +77,8 @@ pub(super) async fn check(connection: &mut SqliteConnection) -> Result<(), Error
 pub(super) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Error> {
     let steps = [
         (1, "accounts and sandboxes", include_str!("../../migrations/1_accounts_and_sandboxes.sql")),
-        (KNOWN, "secrets", include_str!("../../migrations/2_secrets.sql")),
+        (2, "secrets", include_str!("../../migrations/2_secrets.sql")),
+        (KNOWN, "sessions", include_str!("../../migrations/3_sessions.sql")),
     ];
     let migrations = steps.map(|(version, name, text)| {
         Migration::new(version, name.into(), MigrationType::Simple, text.into_sql_str(), false)

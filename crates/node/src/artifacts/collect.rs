@@ -4,7 +4,7 @@
 //! it lists is looked at page by page, so that no listing is ever held whole.
 
 use api::artifact::{Artifact, Artifacts, Keep, LISTED_MAX, Why};
-use api::files::{DEPTH_MAX, FileAnswer, FileAsk, FileInfo, FilePath, Hashing, PAGE_MAX};
+use api::files::{DEPTH_MAX, FileAnswer, FileAsk, FileInfo, FileKind, FilePath, Hashing, PAGE_MAX};
 use api::{ErrorCode, Retry};
 use tokio::time::Instant;
 
@@ -176,6 +176,21 @@ impl Fetch<'_> {
         }
         Fetched::Left(Why::NoRoom)
     }
+}
+
+/// The regular files below a folder, in the order of their paths. A folder that is not there, or is none, is empty. What comes after
+/// the first [`LISTED_MAX`] entries is not looked at: the second says whether there was such.
+pub(crate) async fn regular_files(files: &Files, folder: &str) -> Result<(Vec<FileInfo>, bool), Error> {
+    let keep = Keep::folders(vec![folder.to_owned()]);
+    let mut found = Vec::new();
+    let look = walk(files, &keep, |_, path, info| {
+        if info.kind == FileKind::File && info.error.is_none() {
+            found.push((path, info));
+        }
+    })
+    .await?;
+    found.sort_by(|(one, _), (other, _)| one.cmp(other));
+    Ok((found.into_iter().map(|(_, info)| info).collect(), look.unseen))
 }
 
 /// Looks at all folders, entry by entry.

@@ -238,7 +238,11 @@ pub(crate) fn disks(limits: &Limits) -> [(&'static str, u64, String); 3] {
     [
         disk("/workspace", limits.disk_bytes - home, inodes - inodes / HOME_SHARE, &user),
         disk("/home/sandbox", home, inodes / HOME_SHARE, &user),
-        disk("/tmp", limits.tmp_bytes, config::tmp_inodes(limits), "mode=1777"),
+        match limits.tmp_bytes {
+            // All disks are memory here, within its one limit: this one is as large as the other.
+            0 => disk("/tmp", limits.disk_bytes, inodes, "mode=1777"),
+            bytes => disk("/tmp", bytes, config::tmp_inodes(limits), "mode=1777"),
+        },
     ]
 }
 

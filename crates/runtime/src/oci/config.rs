@@ -125,7 +125,12 @@ fn mounts(spec: &Spec, bundle: &Path) -> Value {
             "source": "tmpfs",
             "options": ["nosuid", "noexec", "strictatime", "mode=755", "size=64k"],
         }),
-        json!({ "destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": tmp_options(limits) }),
+        match limits.tmp_bytes {
+            0 => bind("/tmp", "disk/tmp", true),
+            _ => {
+                json!({ "destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": tmp_options(limits) })
+            }
+        },
         bind("/.belljar/guest", "guest", false),
         self::bind("/.belljar/channel", &bundle.with_file_name("channel"), false),
         bind("/.belljar/spool", "disk/spool", true),

@@ -95,6 +95,7 @@ impl Disk {
         for (name, user, mode) in [
             ("workspace", UID, 0o755),
             ("home", UID, 0o750),
+            ("tmp", 0, 0o1777),
             ("spool", 0, 0o700),
             (UPPER, 0, 0o755),
             (WORK, 0, 0o700),

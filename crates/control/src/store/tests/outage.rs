@@ -207,14 +207,14 @@ async fn a_store_one_step_newer_is_opened_and_one_newer_still_is_refused() {
     place
         .meddle(
             "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
-             VALUES (3, 'later', true, x'00', 0)",
+             VALUES (4, 'later', true, x'00', 0)",
         )
         .await;
     let store = Store::open(&place.path).await.unwrap();
     assert!(matches!(ask(&store, &sandbox("s2"), &Quota::default(), None).await, Ok(Requested::New(_))));
     assert_eq!(store.live().await.unwrap().len(), 2);
-    place.meddle("UPDATE _sqlx_migrations SET version = 4 WHERE version = 3").await;
-    assert!(matches!(Store::open(&place.path).await, Err(Error::Newer { found: 4, known: 2 })));
+    place.meddle("UPDATE _sqlx_migrations SET version = 5 WHERE version = 4").await;
+    assert!(matches!(Store::open(&place.path).await, Err(Error::Newer { found: 5, known: 3 })));
 }
 
 #[tokio::test]
@@ -222,13 +222,13 @@ async fn a_store_of_the_release_before_is_brought_forward_with_all_that_is_in_it
     // L-07
     let place = Place::new().await;
     place.ask(&sandbox("s1")).await.unwrap();
-    for statement in
-        ["DROP TABLE secrets", "DROP TABLE authorities", "DELETE FROM _sqlx_migrations WHERE version = 2"]
-    {
+    place.store.put_secret("p", "KEY", b"sealed", 1).await.unwrap();
+    for statement in ["DROP TABLE sessions", "DELETE FROM _sqlx_migrations WHERE version = 3"] {
         place.meddle(statement).await;
     }
     let store = Store::open(&place.path).await.unwrap();
-    store.put_secret("p", "KEY", b"sealed", 1).await.unwrap();
+    assert!(store.sessions("p", 10, None).await.unwrap().items.is_empty());
+    assert_eq!(store.secrets("p").await.unwrap().len(), 1);
     assert_eq!(store.live().await.unwrap().len(), 1);
 }
 
@@ -260,6 +260,11 @@ async fn queries_that_grow_with_history_use_an_index() {
             "SELECT body FROM live_sandboxes WHERE project = 'p' AND (created_at_ms, id) < (1, 'a') ORDER BY created_at_ms DESC, id DESC",
             "sandboxes_by_live_age",
         ),
+        (
+            "SELECT body FROM sessions WHERE project = 'p' AND (created_at_ms, id) < (1, 'a') ORDER BY created_at_ms DESC, id DESC",
+            "sessions_by_age",
+        ),
+        ("SELECT id, body FROM sessions WHERE changed_at_ms < 5 LIMIT 10", "sessions_by_change"),
         ("SELECT id FROM sandboxes WHERE ended_at_ms IS NOT NULL AND ended_at_ms < 5", "sandboxes_by_end"),
     ] {
         let plan: Vec<(i64, i64, i64, String)> =

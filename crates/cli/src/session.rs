@@ -1,0 +1,162 @@
+//! `belljar session`: sessions of agents, and what they keep.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use api::session::{CreateSession, Persistence, Session, ToolSet};
+use api::{Error, SessionId};
+use client::Calling;
+use serde_json::Value;
+
+use crate::connect::{Connection, answer};
+use crate::{list, platform, show, tools};
+
+/// What to do with sessions.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  belljar session create analysis --dataset sales=sales.csv\n  \
+    belljar session call SESSION sandbox_exec '{\"command\": [\"head\", \"/tmp/data/sales.csv\"]}'\n  \
+    belljar session files SESSION\n  belljar session end SESSION")]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Makes a session and writes its id. Its sandbox is made when the first tool is called.
+    Create {
+        /// Which tools it offers: analysis, python or interpreter.
+        #[arg(value_name = "TOOL SET", value_parser = tools::set)]
+        set: ToolSet,
+        /// The template of its sandboxes; the tool set's own, if none is named.
+        #[arg(long)]
+        template: Option<String>,
+        /// What stays between calls: the sandbox (session), or files in /workspace only (run).
+        #[arg(long, value_parser = persistence)]
+        persistence: Option<Persistence>,
+        /// A file that is at /tmp/data/NAME.csv before anything runs. Can be repeated.
+        #[arg(long, value_name = "NAME=FILE", value_parser = dataset)]
+        dataset: Vec<(String, PathBuf)>,
+        /// Writes JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Lists sessions.
+    List {
+        /// Writes JSON instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Calls a tool and writes its answer.
+    Call {
+        /// The session.
+        session: SessionId,
+        /// The tool.
+        tool: String,
+        /// Its arguments, as a JSON object.
+        #[arg(default_value = "{}")]
+        arguments: String,
+    },
+    /// Lists the files that a session keeps, or writes the bytes of one.
+    Files {
+        /// The session.
+        session: SessionId,
+        /// The file to write.
+        name: Option<String>,
+        /// Writes JSON instead of a table.
+        #[arg(long, conflicts_with = "name")]
+        json: bool,
+    },
+    /// Removes the files that a session keeps, and touches no other session.
+    Clear {
+        /// The session.
+        session: SessionId,
+    },
+    /// Ends sessions and their sandboxes; what they keep stays.
+    End {
+        /// The sessions.
+        #[arg(required = true, value_name = "SESSION")]
+        sessions: Vec<SessionId>,
+    },
+}
+
+/// Does it.
+pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let client = connection.client()?;
+    match arguments.command {
+        Command::Create { set, template, persistence, dataset, json } => {
+            let request = CreateSession { template, persistence, ..CreateSession::of(set) };
+            let session = answer(&client, client.create_session(&request)).await?;
+            for (name, path) in dataset {
+                let bytes = std::fs::read(&path)
+                    .map_err(|error| platform(format!("cannot read {}: {error}", path.display())))?;
+                answer(&client, client.add_dataset(&session.id, &name, bytes.into())).await?;
+            }
+            match json {
+                true => show::json(&answer(&client, client.session(&session.id)).await?)?,
+                false => show::line(session.id.as_str())?,
+            }
+        }
+        Command::List { json } => show_sessions(&answer(&client, client.sessions()).await?, json)?,
+        Command::Call { session, tool, arguments } => {
+            let arguments: Value = serde_json::from_str(&arguments).map_err(|error| {
+                Error::invalid(format!("the arguments are not JSON: {error}"), "Quote them as one word.")
+            })?;
+            let call = client.call_tool(&session, &tool, &arguments, Calling::default());
+            show::json(&answer(&client, call).await?.result)?;
+        }
+        Command::Files { session, name: Some(name), .. } => {
+            show::bytes(&answer(&client, client.session_artifact(&session, &name)).await?)?;
+        }
+        Command::Files { session, name: None, json } => {
+            let files = answer(&client, client.session_artifacts(&session)).await?;
+            if json {
+                show::json(&files)?;
+            } else {
+                let row = |file: &api::session::SessionArtifact| {
+                    vec![file.name.clone(), file.mime.clone(), file.size.to_string()]
+                };
+                show::table(&["name", "type", "bytes"], &files.iter().map(row).collect::<Vec<_>>())?;
+            }
+        }
+        Command::Clear { session } => answer(&client, client.clear_session(&session)).await?,
+        Command::End { sessions } => {
+            for session in &sessions {
+                answer(&client, client.end_session(session)).await?;
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_sessions(sessions: &[Session], json: bool) -> Result<(), Error> {
+    if json {
+        return show::json(&sessions);
+    }
+    let row = |session: &Session| {
+        vec![
+            session.id.to_string(),
+            session.set.name().to_owned(),
+            if session.ended_at_ms.is_some() { "ended" } else { "open" }.to_owned(),
+            session.sandbox.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
+            list::age(session.created_at_ms),
+        ]
+    };
+    show::table(
+        &["session", "tools", "state", "sandbox", "age"],
+        &sessions.iter().map(row).collect::<Vec<_>>(),
+    )
+}
+
+fn persistence(text: &str) -> Result<Persistence, String> {
+    match text {
+        "session" => Ok(Persistence::Session),
+        "run" => Ok(Persistence::Run),
+        _ => Err("use session or run".into()),
+    }
+}
+
+fn dataset(text: &str) -> Result<(String, PathBuf), String> {
+    let (name, path) = text.split_once('=').ok_or("use NAME=FILE")?;
+    Ok((name.to_owned(), path.into()))
+}

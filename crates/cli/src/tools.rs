@@ -1,0 +1,54 @@
+//! `belljar tools`: the tool sets that models call. Needs no server: the texts are part of the program.
+
+use std::process::ExitCode;
+
+use api::Error;
+use api::session::ToolSet;
+use tools::Format;
+use tools::publish::Facts;
+
+use crate::show;
+
+/// Which tools to show.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  belljar tools analysis --format openai\n  belljar tools analysis --prompt\n\n\
+    Sessions run them: belljar session create analysis"
+)]
+pub struct Arguments {
+    /// The tool set: analysis, python or interpreter.
+    #[arg(value_name = "TOOL SET", value_parser = set)]
+    set: ToolSet,
+    /// The form: belljar, openai, anthropic or mcp.
+    #[arg(long, default_value = "belljar", value_parser = format)]
+    format: Format,
+    /// Shows the instructions for the system prompt of a model instead.
+    #[arg(long)]
+    prompt: bool,
+}
+
+/// Shows them.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Error> {
+    if arguments.prompt {
+        show::line(tools::prompt(arguments.set).trim_end())?;
+    } else {
+        show::json(&tools::published(arguments.set, &Facts::default(), arguments.format))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A tool set by its name.
+pub fn set(text: &str) -> Result<ToolSet, String> {
+    let names = ToolSet::ALL.map(ToolSet::name).join(", ");
+    ToolSet::ALL.into_iter().find(|set| set.name() == text).ok_or(format!("use one of {names}"))
+}
+
+fn format(text: &str) -> Result<Format, String> {
+    match text {
+        "belljar" => Ok(Format::Belljar),
+        "openai" => Ok(Format::Openai),
+        "anthropic" => Ok(Format::Anthropic),
+        "mcp" => Ok(Format::Mcp),
+        _ => Err("use belljar, openai, anthropic or mcp".into()),
+    }
+}

@@ -1,0 +1,174 @@
+//! Tools over the Model Context Protocol: each client has a session of this server, made at its first call.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::account::Role;
+use api::exec::Stream;
+use api::session::{CreateSession, SessionEvent, ToolSet};
+use api::{Error, ErrorCode, ExecId, limits};
+use async_trait::async_trait;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokio::sync::{OnceCell, mpsc};
+use tools::mcp::{ARTIFACT_BYTES_MAX, Answer, Artifact, Content, Host, Progress, Service, Settings, Tool};
+use tools::publish::Facts;
+
+use crate::account::{Account, Rate};
+use crate::caller::{Asked, Caller};
+use crate::fault::Fault;
+use crate::platform::Platform;
+use crate::session::Live;
+use crate::session::flight::EndsWith;
+
+/// Clients at once, all together and of one key. Each holds a little memory; its sandbox is counted by its project's quota.
+const CLIENTS_MAX: usize = 10_000;
+const CLIENTS_OF_KEY_MAX: usize = 1000;
+/// A client that neither asks nor listens for so long is gone.
+const CLIENT_IDLE: Duration = Duration::from_secs(1800);
+
+/// Which tools a client is offered.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Offer {
+    /// The tool set; that of code, if none is named.
+    #[serde(default = "interpreter")]
+    set: ToolSet,
+}
+
+/// The session of one client.
+struct Talk {
+    platform: Arc<Platform>,
+    account: Arc<Account>,
+    set: ToolSet,
+    /// Made by the first call.
+    live: OnceCell<Arc<Live>>,
+}
+
+/// What serves such clients.
+pub fn service() -> Service {
+    Service::new(Settings {
+        sessions_max: CLIENTS_MAX,
+        sessions_of_owner_max: CLIENTS_OF_KEY_MAX,
+        idle: CLIENT_IDLE,
+        body_bytes_max: limits::BODY_BYTES_MAX,
+        // Every request shows a key, which no page of a stranger's has.
+        hosts: Vec::new(),
+        origins: Vec::new(),
+    })
+}
+
+/// Answers a request of a client.
+///
+/// # Errors
+/// It has no such session, or there are too many.
+pub async fn serve(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    Asked(offer): Asked<Offer>,
+    request: Request,
+) -> Result<Response, Fault> {
+    caller.require(Role::Write)?;
+    caller.pace(Rate::Exec)?;
+    let account = Arc::clone(&caller.account);
+    let talk = Talk { platform: Arc::clone(&platform), account, set: offer.set, live: OnceCell::new() };
+    let answered =
+        platform.mcp.handle(&caller.key.id, || Ok(Arc::new(talk) as Arc<dyn Host>), request).await?;
+    Ok(answered.into_response())
+}
+
+impl Talk {
+    async fn live(&self) -> Result<&Arc<Live>, Error> {
+        let make = async || {
+            let (platform, account) = (&self.platform, &self.account);
+            let request = CreateSession::of(self.set);
+            let session = platform.sessions.create(platform, account, &request, None).await?;
+            platform.sessions.find(platform, account, session.id.as_str()).await
+        };
+        self.live.get_or_try_init(make).await.map_err(|fault: Fault| fault.error().clone())
+    }
+}
+
+#[async_trait]
+impl Host for Talk {
+    fn tools(&self) -> Vec<Tool> {
+        tools::mcp::of_set(self.set, &Facts::default())
+    }
+
+    fn instructions(&self) -> String {
+        tools::prompt(self.set).to_owned()
+    }
+
+    async fn call(
+        &self,
+        tool: &str,
+        arguments: Map<String, Value>,
+        progress: mpsc::Sender<Progress>,
+    ) -> Result<Answer, Error> {
+        let live = self.live().await?;
+        let mut events = live.events();
+        let random = node::machine::random().map_err(|error| error.to_api())?;
+        let id = ExecId::from_random(random);
+        let call = (tool, Value::Object(arguments));
+        let flight = live.call(&self.platform, &self.account, call, (id.clone(), false)).await;
+        let flight = flight.map_err(|fault| fault.error().clone())?;
+        let ends = EndsWith::this(&flight);
+        let landing = flight.landing();
+        tokio::pin!(landing);
+        let told = loop {
+            tokio::select! {
+                landing = &mut landing => break landing?,
+                Ok(event) = events.recv() => {
+                    if let SessionEvent::Output { run, stream, text: Some(text), .. } = event && run == id {
+                        // Whoever is slow to hear of it misses a part; the answer has it.
+                        let _ = progress.try_send(Progress::Output { stderr: stream == Stream::Stderr, text });
+                    }
+                }
+            }
+        };
+        ends.release();
+        let artifacts = told.artifacts.iter().map(|one| Artifact {
+            name: one.name.clone(),
+            mime: one.mime.clone(),
+            size_bytes: one.size,
+        });
+        Ok(Answer { artifacts: artifacts.collect(), ..Answer::of(&told.text, told.failed) })
+    }
+
+    async fn artifacts(&self) -> Result<Vec<Artifact>, Error> {
+        let Some(live) = self.live.get() else { return Ok(Vec::new()) };
+        let kept = live.artifacts().await.map_err(|error| error.to_api())?;
+        let kept =
+            kept.into_iter().map(|one| Artifact { name: one.name, mime: one.mime, size_bytes: one.size });
+        Ok(kept.collect())
+    }
+
+    async fn artifact(&self, name: &str) -> Result<Content, Error> {
+        let missing = || Error::not_found(format!("the session keeps no {name:?}"));
+        let live = self.live.get().ok_or_else(missing)?;
+        let found = live.artifact(name).await.map_err(|error| error.to_api())?;
+        let (artifact, mut outgoing) = found.ok_or_else(missing)?;
+        if artifact.size > ARTIFACT_BYTES_MAX {
+            let error = limits::exceeded("the artifact, in bytes,", artifact.size, ARTIFACT_BYTES_MAX);
+            return Err(Error { code: ErrorCode::TooLarge, ..error });
+        }
+        let mut bytes = Vec::new();
+        while let Some(piece) = outgoing.next().await.map_err(|error| error.to_api())? {
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(Content { mime: artifact.mime, bytes: bytes.into() })
+    }
+
+    async fn end(&self) {
+        let Some(live) = self.live.get() else { return };
+        if let Err(fault) = live.end(&self.platform, &self.account).await {
+            tracing::warn!(error = fault.error().message, "the session of an MCP client is not ended");
+        }
+    }
+}
+
+fn interpreter() -> ToolSet {
+    ToolSet::Interpreter
+}

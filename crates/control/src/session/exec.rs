@@ -1,0 +1,200 @@
+//! One exec of a run: its output goes to whoever follows the session, to the answer, and to what is kept.
+
+use std::time::Duration;
+
+use api::exec::{ExecSpec, Stream};
+use api::output::OutputLine;
+use api::session::SessionEvent;
+use api::{ErrorCode, ExecId};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use node::{Call, Event, Folder, Incoming};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tools::{Capture, Ran};
+
+use super::Live;
+use super::flight::asked_to_end;
+use crate::output::Carried;
+
+/// Output up to this size stands in the record of the run; what is longer is an object of its own.
+const SMALL_BYTES: usize = tools::capture::TEXT_BYTES_MAX;
+
+/// An exec to run, and how it is told.
+pub(super) struct Order<'a> {
+    /// The session.
+    pub live: &'a Live,
+    /// The sandbox.
+    pub call: &'a Call,
+    /// Which run it belongs to.
+    pub run: &'a ExecId,
+    /// How long it may run.
+    pub timeout_seconds: f64,
+    /// How much memory it has.
+    pub memory_bytes: u64,
+}
+
+/// What is kept of a stream of a run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum KeptOutput {
+    /// Nothing: it was not asked for, or there was no room.
+    #[default]
+    Nothing,
+    /// All of it, in base64.
+    Small(String),
+    /// It is an object beside the record.
+    Large,
+}
+
+/// A stream on its way into what is kept.
+struct Spool<'a> {
+    folder: &'a Folder,
+    names: [&'a str; 3],
+    small: Vec<u8>,
+    large: Option<Incoming>,
+    failed: bool,
+}
+
+/// How an exec went, and what is kept of its output.
+pub(super) struct Done {
+    pub ran: Ran,
+    pub kept: [KeptOutput; 2],
+}
+
+impl Order<'_> {
+    /// Runs it to its end. A program that cannot be started has ended with 127 and says why (A6.05).
+    ///
+    /// # Errors
+    /// It is not known whether it ran, or the request is wrong.
+    pub async fn exec(
+        &self,
+        id: &ExecId,
+        spec: ExecSpec,
+        cancelled: &mut watch::Receiver<bool>,
+    ) -> Result<Done, node::Error> {
+        let (timeout, memory) = (self.timeout_seconds, self.memory_bytes);
+        if let Err(error) = self.call.exec(id, spec).await {
+            let told = error.to_api();
+            if told.code != ErrorCode::SpawnFailed {
+                return Err(error);
+            }
+            let ran = Ran::not_started(&format!("{}\n", told.message), timeout, memory);
+            let kept =
+                [KeptOutput::default(), KeptOutput::Small(STANDARD.encode(format!("{}\n", told.message)))];
+            return Ok(Done { ran, kept });
+        }
+        let mut exec = self.call.reader(id.clone());
+        let mut captures = [Capture::default(), Capture::default()];
+        let run = self.run.as_str();
+        let mut spools = ["stdout", "stderr"].map(|name| Spool::new(&self.live.folder, ["runs", run, name]));
+        let (mut carried, mut asked) = (Carried::default(), false);
+        let end = loop {
+            let event = tokio::select! {
+                event = exec.next() => event?,
+                () = asked_to_end(cancelled), if !asked => {
+                    asked = true;
+                    // One that has ended in the meantime is as it should be.
+                    let _ = self.call.reader(id.clone()).cancel().await;
+                    continue;
+                }
+            };
+            let [stdout, stderr] = &mut captures;
+            let [stdout_spool, stderr_spool] = &mut spools;
+            match event {
+                Some(Event::Data { stream, offset, bytes }) => {
+                    let (capture, spool) = match stream {
+                        Stream::Stdout => (stdout, stdout_spool),
+                        Stream::Stderr => (stderr, stderr_spool),
+                        Stream::Results => continue,
+                    };
+                    capture.push(&bytes);
+                    spool.push(&bytes).await;
+                    self.tell(carried.take(stream, offset, &bytes));
+                }
+                Some(Event::Gap { stream, from, to }) => {
+                    match stream {
+                        Stream::Stdout => stdout.skip(to - from),
+                        Stream::Stderr => stderr.skip(to - from),
+                        Stream::Results => {}
+                    }
+                    self.tell(carried.flush(stream));
+                }
+                Some(Event::Result { .. }) => {}
+                Some(Event::End(end)) => break end,
+                None => return Err(node::Error::Protocol("the output ended without an end".into())),
+            }
+        };
+        self.tell(carried.flush_all());
+        let [stdout, stderr] = captures;
+        let [stdout_spool, stderr_spool] = spools;
+        let kept = [stdout_spool.finish().await, stderr_spool.finish().await];
+        let duration = Duration::from_micros(end.duration_us);
+        let ran = Ran {
+            outcome: end.outcome,
+            stdout,
+            stderr,
+            duration,
+            timeout_seconds: timeout,
+            memory_bytes: memory,
+        };
+        Ok(Done { ran, kept })
+    }
+
+    /// Tells whoever follows the session.
+    fn tell(&self, lines: Vec<OutputLine>) {
+        for line in lines {
+            if let OutputLine::Data { stream, offset, text, base64 } = line {
+                self.live.say(SessionEvent::Output { run: self.run.clone(), stream, offset, text, base64 });
+            }
+        }
+    }
+}
+
+impl<'a> Spool<'a> {
+    fn new(folder: &'a Folder, names: [&'a str; 3]) -> Self {
+        Self { folder, names, small: Vec::new(), large: None, failed: false }
+    }
+
+    /// Takes bytes. What cannot be kept is not: the run is worth more than its record.
+    async fn push(&mut self, bytes: &Bytes) {
+        if self.failed {
+            return;
+        }
+        if self.large.is_none() && self.small.len() + bytes.len() <= SMALL_BYTES {
+            self.small.extend_from_slice(bytes);
+            return;
+        }
+        if let Err(error) = self.grow(bytes).await {
+            tracing::warn!(error = node::error::chain(&error), "the output of a run is not kept");
+            (self.failed, self.large) = (true, None);
+        }
+    }
+
+    async fn grow(&mut self, bytes: &Bytes) -> Result<(), node::Error> {
+        let large = match &mut self.large {
+            Some(large) => large,
+            None => {
+                let mut begun = self.folder.begin(&self.names).await?;
+                begun.push(&Bytes::from(std::mem::take(&mut self.small))).await?;
+                self.large.insert(begun)
+            }
+        };
+        large.push(bytes).await
+    }
+
+    async fn finish(self) -> KeptOutput {
+        if self.failed {
+            return KeptOutput::Nothing;
+        }
+        let Some(large) = self.large else { return KeptOutput::Small(STANDARD.encode(&self.small)) };
+        match large.finish().await {
+            Ok(()) => KeptOutput::Large,
+            Err(error) => {
+                tracing::warn!(error = node::error::chain(&error), "the output of a run is not kept");
+                KeptOutput::Nothing
+            }
+        }
+    }
+}

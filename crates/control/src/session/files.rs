@@ -1,0 +1,265 @@
+//! Files that a session keeps, and files that it puts into its sandbox.
+
+use std::collections::HashMap;
+
+use api::artifact::mime;
+use api::files::{FileAnswer, FileAsk, FileInfo, FileKind, FilePath, Hashing};
+use api::session::{Session, SessionArtifact, SessionEvent, ToolSet};
+use api::{ErrorCode, ExecId, SandboxId};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use node::folder::Kept;
+use node::{Call, Folder, Manifest, Outgoing};
+use tools::{analysis, interpreter};
+
+use super::{Live, Turn};
+
+/// Symlinks that are followed on the way to a file, as many as Linux does.
+const LINKS_MAX: usize = 40;
+/// A file that is edited is held in memory.
+const EDIT_BYTES_MAX: u64 = api::files::EDIT_BYTES_MAX;
+
+/// Names and versions of the files below a folder.
+pub(super) type Versions = HashMap<String, String>;
+
+impl Live {
+    /// What is kept.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub async fn artifacts(&self) -> Result<Vec<SessionArtifact>, node::Error> {
+        let session = self.shown().await;
+        let manifest = self.folder.manifest().await?;
+        Ok(manifest.files().map(|(name, kept)| artifact(&session, name, kept)).collect())
+    }
+
+    /// The bytes of a file that is kept.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub async fn artifact(&self, name: &str) -> Result<Option<(SessionArtifact, Outgoing)>, node::Error> {
+        let session = self.shown().await;
+        let manifest = self.folder.manifest().await?;
+        let Some(kept) = manifest.file(name) else { return Ok(None) };
+        let outgoing = self.folder.contents(kept).await?;
+        Ok(outgoing.map(|outgoing| (artifact(&session, name, kept), outgoing)))
+    }
+
+    /// Removes what is kept; says how many files there were.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub async fn clear(&self) -> Result<usize, node::Error> {
+        let _turn = self.turn.lock().await;
+        self.folder.clear().await
+    }
+
+    /// The names of all files in the output folder, of which the first are kept as far as they are texts and pictures (A5.04). Those that
+    /// were kept now are told.
+    ///
+    /// # Errors
+    /// The sandbox does not answer, or what the file system said.
+    pub(super) async fn keep_outputs(
+        &self,
+        turn: &mut Turn,
+        session: &Session,
+        run: &ExecId,
+        (sandbox, call): (&SandboxId, &Call),
+    ) -> Result<(Vec<String>, Vec<SessionArtifact>), node::Error> {
+        let (found, unseen) = call.regular_files(analysis::OUTPUT).await?;
+        if unseen {
+            tracing::warn!(session = %session.id, "there are more output files than are looked at");
+        }
+        let named: Vec<_> = found.iter().map(|info| (below(analysis::OUTPUT, info), info)).collect();
+        let mut manifest = self.folder.manifest().await?;
+        let mut fresh = Vec::new();
+        for (name, info) in named.iter().take(analysis::FILES_MAX).filter(|(name, _)| analysis::is_kept(name))
+        {
+            let known = (sandbox.clone(), name.clone());
+            if turn.kept.get(&known) == Some(&info.version) {
+                continue;
+            }
+            if self.folder.take(&mut manifest, call, name, info).await? {
+                turn.kept.insert(known, info.version.clone());
+                fresh.extend(manifest.file(name).map(|kept| artifact(session, name, kept)));
+            }
+        }
+        if !fresh.is_empty() {
+            self.folder.save(&mut manifest).await?;
+        }
+        self.show(run, &fresh);
+        Ok((named.into_iter().map(|(name, _)| name).collect(), fresh))
+    }
+
+    /// Keeps what a run has changed in the workspace, and forgets what it has removed (A5.07). Gives the files that are told of, the
+    /// pictures with their bytes (A5.08, A5.09, A5.11).
+    ///
+    /// # Errors
+    /// The sandbox does not answer, or what the file system said.
+    pub(super) async fn keep_workspace(
+        &self,
+        (session, run): (&Session, &ExecId),
+        call: &Call,
+        before: &Versions,
+        stdout: Option<Bytes>,
+    ) -> Result<(Vec<interpreter::File>, Vec<SessionArtifact>), node::Error> {
+        let (found, _) = call.regular_files(interpreter::WORKSPACE).await?;
+        let mut manifest = self.folder.manifest().await?;
+        let names: HashMap<String, &FileInfo> =
+            found.iter().map(|info| (below(interpreter::WORKSPACE, info), info)).collect();
+        manifest.forget(|name| !names.contains_key(name));
+        let mut told = Vec::new();
+        for info in &found {
+            let name = below(interpreter::WORKSPACE, info);
+            if before.get(&name) == Some(&info.version) && manifest.file(&name).is_some() {
+                continue;
+            }
+            let kept = self.folder.take(&mut manifest, call, &name, info).await?;
+            if kept && interpreter::is_collected(&name) {
+                told.push(name);
+            }
+        }
+        if let Some(stdout) = stdout {
+            let path = FilePath::new(format!("{}/{}", interpreter::WORKSPACE, interpreter::STDOUT))
+                .map_err(node::Error::Request)?;
+            self.folder.put(&mut manifest, interpreter::STDOUT, &path, &stdout).await?;
+        }
+        self.folder.save(&mut manifest).await?;
+        let small = |name: &&String| {
+            let size = manifest.file(name).map_or(0, |kept| kept.size_bytes);
+            if size > interpreter::FILE_BYTES_MAX {
+                tracing::warn!(session = %session.id, name, size, "a file is too large to be returned");
+            }
+            size <= interpreter::FILE_BYTES_MAX
+        };
+        let told = told.iter().filter(small).take(interpreter::FILES_MAX);
+        let artifacts: Vec<_> =
+            told.filter_map(|name| Some(artifact(session, name, manifest.file(name)?))).collect();
+        self.show(run, &artifacts);
+        let mut files = Vec::new();
+        for artifact in &artifacts {
+            files.push(interpreter::File::new(artifact, picture(&self.folder, &manifest, artifact).await));
+        }
+        Ok((files, artifacts))
+    }
+
+    /// Tells of pictures (A5.06).
+    fn show(&self, run: &ExecId, artifacts: &[SessionArtifact]) {
+        for artifact in artifacts.iter().filter(|artifact| analysis::is_picture(&artifact.name)) {
+            self.say(SessionEvent::Visualization { run: run.clone(), artifact: artifact.clone() });
+        }
+    }
+}
+
+/// The bytes of a picture in base64, unless it is empty, too large or gone (A5.11).
+async fn picture(folder: &Folder, manifest: &Manifest, artifact: &SessionArtifact) -> Option<String> {
+    let fits = (1..=interpreter::PICTURE_BYTES_MAX).contains(&artifact.size);
+    if !fits || !analysis::is_picture(&artifact.name) {
+        return None;
+    }
+    let outgoing = folder.contents(manifest.file(&artifact.name)?).await.ok()??;
+    Some(STANDARD.encode(whole(outgoing).await.ok()?))
+}
+
+/// All bytes of something that is known to be small.
+pub(super) async fn whole(mut outgoing: Outgoing) -> Result<Vec<u8>, node::Error> {
+    let mut bytes = Vec::new();
+    while let Some(piece) = outgoing.next().await? {
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes)
+}
+
+/// What a run can change in the workspace, as it is before it.
+pub(super) async fn versions(call: &Call) -> Result<Versions, node::Error> {
+    let (found, _) = call.regular_files(interpreter::WORKSPACE).await?;
+    Ok(found.into_iter().map(|info| (below(interpreter::WORKSPACE, &info), info.version)).collect())
+}
+
+/// Writes a file into a sandbox, whole.
+pub(super) async fn write(call: &Call, path: &str, bytes: impl Into<Bytes>) -> Result<(), node::Error> {
+    let path = FilePath::new(path).map_err(node::Error::Request)?;
+    let ask = FileAsk::Write { path, offset: None, mode: None, sha256: None, digest: Hashing::Sha256 };
+    let mut writing = call.files().write(ask).await?;
+    writing.push(bytes.into()).await?;
+    writing.finish().await.map(drop)
+}
+
+/// Reads a file of a sandbox that may be edited; none if it is too large for that.
+pub(super) async fn read(call: &Call, path: &str) -> Result<Option<Vec<u8>>, node::Error> {
+    let path = FilePath::new(path).map_err(node::Error::Request)?;
+    let ask = FileAsk::Read { path, from: 0, to: None, version: None, digest: Hashing::Sha256 };
+    let (head, mut reading) = call.files().read(&ask).await?;
+    let FileAnswer::Content { from, to, .. } = head else { return Ok(None) };
+    if to - from > EDIT_BYTES_MAX {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    while let node::Piece::Data(piece) = reading.next().await? {
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(Some(bytes))
+}
+
+/// Whether a path stays below the places for files when its symlinks are followed (A2.12). What is not there yet is where it says.
+pub(super) async fn stays_inside(call: &Call, path: &str) -> Result<bool, node::Error> {
+    let mut left: Vec<String> =
+        path.split('/').filter(|name| !name.is_empty()).rev().map(str::to_owned).collect();
+    let (mut at, mut links) = (String::new(), 0);
+    while let Some(name) = left.pop() {
+        match name.as_str() {
+            "" | "." => continue,
+            ".." => {
+                at.truncate(at.rfind('/').unwrap_or(0));
+                continue;
+            }
+            _ => {}
+        }
+        let next = format!("{at}/{name}");
+        let asked = FileAsk::Stat { path: FilePath::new(next.as_bytes()).map_err(node::Error::Request)? };
+        let target = match call.files().ask(&asked).await {
+            Ok(FileAnswer::Info { info }) if info.kind == FileKind::Symlink => {
+                info.target.unwrap_or_default()
+            }
+            Ok(_) => {
+                at = next;
+                continue;
+            }
+            Err(error) if error.to_api().code == ErrorCode::NotFound => {
+                at = next;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        links += 1;
+        if links > LINKS_MAX {
+            return Ok(false);
+        }
+        if target.starts_with('/') {
+            at.clear();
+        }
+        left.extend(target.split('/').rev().map(str::to_owned));
+    }
+    Ok(analysis::is_placed(&at))
+}
+
+/// A kept file as it is told.
+fn artifact(session: &Session, name: &str, kept: &Kept) -> SessionArtifact {
+    let folder = match session.set {
+        ToolSet::Analysis => format!("output/session_{}", session.id),
+        ToolSet::Python | ToolSet::Interpreter => interpreter::output_dir(&session.id),
+    };
+    SessionArtifact {
+        name: name.to_owned(),
+        path: format!("{folder}/{name}"),
+        mime: mime(name).to_owned(),
+        size: kept.size_bytes,
+    }
+}
+
+/// The path of a file below a folder.
+fn below(folder: &str, info: &FileInfo) -> String {
+    let rest = info.path.strip_prefix(folder).unwrap_or(&info.path);
+    rest.trim_start_matches('/').to_owned()
+}

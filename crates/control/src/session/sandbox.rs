@@ -1,0 +1,156 @@
+//! The sandbox of a session: made for the first call, found for the next, replaced when it is gone, given up.
+
+use std::sync::Arc;
+
+use api::files::{FileAsk, FilePath};
+use api::sandbox::{CreateSandbox, Sandbox};
+use api::session::Persistence;
+use api::{Error, ErrorCode, SandboxId};
+use node::{Call, folder};
+
+use super::{Live, Record, check_open, dataset_key};
+use crate::account::Account;
+use crate::fault::Answer;
+use crate::platform::Platform;
+
+/// The label of a session's sandboxes.
+pub const LABEL: &str = "session";
+/// Folders that are there from the start (A5.03).
+const FOLDERS: [&str; 2] = ["/tmp/data", "/tmp/output"];
+/// What the sandbox of a single run outlives a killed server by.
+const RUN_IDLE_MS: u64 = 60_000;
+/// How often a sandbox is asked for that turns out to be gone: once is enough, unless several have ended unseen.
+const TRIES: u32 = 3;
+
+/// A sandbox in use, and whether it is fresh.
+pub struct Used {
+    /// Its id.
+    pub id: SandboxId,
+    /// The call that keeps it in use.
+    pub call: Call,
+    /// Whether nothing has run in it yet.
+    pub fresh: bool,
+}
+
+impl Live {
+    /// The sandbox, with all its datasets. The record is held meanwhile: whoever ends the session waits, and then ends this one too.
+    ///
+    /// # Errors
+    /// The session was ended, or no sandbox can be made, or a dataset cannot be copied; then the next call tries again.
+    pub(super) async fn sandbox(&self, platform: &Arc<Platform>, account: &Arc<Account>) -> Answer<Used> {
+        let mut record = self.record.lock().await;
+        check_open(&record.session)?;
+        let used = self.found_or_made(platform, account, &mut record).await?;
+        // A server that was killed during an installation has left its policy there.
+        let shown = platform.node.find(&used.id);
+        if shown.is_some_and(|shown| shown.policy != record.session.policy) {
+            platform.node.set_policy(&used.id, record.session.policy.clone())?;
+        }
+        self.place_datasets(platform, &mut record, &used.call).await?;
+        Ok(used)
+    }
+
+    async fn found_or_made(
+        &self,
+        platform: &Arc<Platform>,
+        account: &Arc<Account>,
+        record: &mut Record,
+    ) -> Answer<Used> {
+        if let Some(id) = record.session.sandbox.clone() {
+            match platform.node.call(&id) {
+                Ok(call) => return Ok(Used { id, call, fresh: false }),
+                Err(_) => {
+                    // A1.07
+                    tracing::warn!(session = %self.id, sandbox = %id, "its sandbox has ended, and the files in it are gone");
+                    self.spend(record);
+                }
+            }
+        }
+        let mut tries = 0..TRIES;
+        loop {
+            let sandbox = self.make(platform, account, record).await?;
+            if !sandbox.state.is_terminal() {
+                let call = platform.node.call(&sandbox.id)?;
+                for folder in FOLDERS {
+                    let path = FilePath::new(folder)?;
+                    call.files().ask(&FileAsk::Make { path }).await?;
+                }
+                record.session.sandbox = Some(sandbox.id.clone());
+                self.save(platform, record).await?;
+                return Ok(Used { id: sandbox.id, call, fresh: true });
+            }
+            // It was made for a call that a killed server never answered, and has ended since.
+            self.spend(record);
+            self.save(platform, record).await?;
+            if tries.next().is_none() {
+                return Err(node::live::not_running(&sandbox).into());
+            }
+        }
+    }
+
+    /// Asks for a sandbox under a name that is made of the session and how many it has had: a server that is killed in between finds it
+    /// again instead of making another.
+    async fn make(
+        &self,
+        platform: &Arc<Platform>,
+        account: &Arc<Account>,
+        record: &Record,
+    ) -> Answer<Sandbox> {
+        let session = &record.session;
+        let request = CreateSandbox {
+            name: None,
+            template: session.template.clone(),
+            tier: session.tier,
+            limits: session.limits,
+            idle_ms: match session.persistence {
+                Persistence::Session => session.idle_ms,
+                // It is in use until it is stopped: one that is idle has lost its server.
+                Persistence::Run => session.idle_ms.min(RUN_IDLE_MS),
+            },
+            labels: [(LABEL.to_owned(), session.id.to_string())].into(),
+            datasets: Default::default(),
+            policy: Some(session.policy.clone()),
+        };
+        let once = format!("session {} {}", session.id, record.spent);
+        Ok(platform.create(account, request, Some(once)).await?.0)
+    }
+
+    /// Copies the datasets that the sandbox does not have yet (A5.02).
+    async fn place_datasets(&self, platform: &Platform, record: &mut Record, call: &Call) -> Answer<()> {
+        let datasets = record.session.datasets.clone();
+        let missing = datasets.iter().filter(|dataset| !record.placed.contains(&dataset.path));
+        let missing: Vec<_> = missing.cloned().collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        for dataset in missing {
+            let outgoing = self.folder.read(&["datasets", &dataset_key(&dataset.name)]).await?;
+            let gone = || Error::not_found(format!("the bytes of the dataset {:?} are gone", dataset.name));
+            let outgoing = outgoing.ok_or_else(gone)?;
+            folder::give(&call.files(), FilePath::new(dataset.path.as_bytes())?, 0o644, outgoing).await?;
+            record.placed.push(dataset.path);
+        }
+        self.save(platform, record).await?;
+        Ok(())
+    }
+
+    /// Stops the sandbox, if there is one. What cannot be stopped is written to the log (A1.04).
+    pub(super) async fn release(&self, platform: &Platform, account: &Account, record: &mut Record) {
+        let Some(id) = record.session.sandbox.clone() else { return };
+        match platform.stop(account, id.as_str()).await {
+            Ok(_) => {}
+            Err(fault) if fault.error().code == ErrorCode::NotFound => {}
+            Err(fault) => {
+                tracing::warn!(session = %self.id, sandbox = %id, error = fault.error().message, "not stopped");
+            }
+        }
+        self.spend(record);
+    }
+
+    /// Has the next sandbox be another one.
+    pub(super) fn spend(&self, record: &mut Record) {
+        record.session.sandbox = None;
+        record.spent += 1;
+        record.placed.clear();
+    }
+}

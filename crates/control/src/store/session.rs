@@ -1,0 +1,166 @@
+//! Sessions: which there are, and which sandbox each has. What they keep is the node's ([`node::folder`]).
+
+use api::SessionId;
+use api::server::{PAGE_MAX, Page};
+use api::session::Session;
+
+use super::history::Cursor;
+use super::{Error, Lasting, Store, begin, body, failed, integer, parse};
+use crate::session::Record;
+
+/// Sessions of one project that are not forgotten yet.
+pub const SESSIONS_MAX: u64 = 100_000;
+
+impl Store {
+    /// Keeps a new session, once for each idempotency key. Gives the one that is there, if the same was asked for before.
+    ///
+    /// # Errors
+    /// The key was used for another request, the project has as many as it may, or the store does not answer.
+    pub async fn create_session(
+        &self,
+        record: &Record,
+        idempotency: Option<(&str, [u8; 32])>,
+    ) -> Result<Option<Record>, Error> {
+        const ACT: &str = "keep a session";
+        let Session { id, project, created_at_ms, .. } = &record.session;
+        let mut connection = self.connection(Lasting::Process, ACT).await?;
+        let mut transaction = begin(&mut connection, ACT).await?;
+        if let Some((key, hash)) = idempotency {
+            let known: Option<(Vec<u8>, String)> = sqlx::query_as(
+                "SELECT request_hash, body FROM sessions WHERE project = ? AND idempotency_key = ?",
+            )
+            .bind(project)
+            .bind(key)
+            .fetch_optional(&mut *transaction)
+            .await
+            .map_err(failed(ACT))?;
+            match known {
+                Some((known, _)) if known != hash => return Err(Error::Conflict),
+                Some((_, text)) => return parse(id.as_str(), &text).map(Some),
+                None => {}
+            }
+        }
+        let count: i64 = sqlx::query_scalar("SELECT count(*) FROM sessions WHERE project = ?")
+            .bind(project)
+            .fetch_one(&mut *transaction)
+            .await
+            .map_err(failed(ACT))?;
+        if count >= integer(SESSIONS_MAX) {
+            return Err(Error::Quota { what: "sessions", most: SESSIONS_MAX });
+        }
+        sqlx::query(
+            "INSERT INTO sessions (id, project, created_at_ms, changed_at_ms, idempotency_key, request_hash, body)
+             VALUES (?, ?, ?, ?, ?, ?, ?)",
+        )
+        .bind(id.as_str())
+        .bind(project)
+        .bind(integer(*created_at_ms))
+        .bind(integer(*created_at_ms))
+        .bind(idempotency.map(|(key, _)| key))
+        .bind(idempotency.map(|(_, hash)| hash.to_vec()))
+        .bind(body(id.as_str(), record)?)
+        .execute(&mut *transaction)
+        .await
+        .map_err(failed(ACT))?;
+        transaction.commit().await.map_err(failed(ACT))?;
+        Ok(None)
+    }
+
+    /// A session of a project.
+    ///
+    /// # Errors
+    /// The store does not answer, or the row is damaged.
+    pub async fn session(&self, project: &str, id: &SessionId) -> Result<Option<Record>, Error> {
+        let row: Option<String> =
+            sqlx::query_scalar("SELECT body FROM sessions WHERE project = ? AND id = ?")
+                .bind(project)
+                .bind(id.as_str())
+                .fetch_optional(&self.readers)
+                .await
+                .map_err(failed("look up a session"))?;
+        row.map(|text| parse(id.as_str(), &text)).transpose()
+    }
+
+    /// A page of a project's sessions, the newest first.
+    ///
+    /// # Errors
+    /// The cursor is not one that a page gave, the store does not answer, or a row is damaged.
+    pub async fn sessions(
+        &self,
+        project: &str,
+        limit: u32,
+        cursor: Option<&str>,
+    ) -> Result<Page<Session>, Error> {
+        let limit = limit.clamp(1, PAGE_MAX);
+        let after = cursor.map(Cursor::parse).transpose()?;
+        let rows: Vec<(String, String)> = sqlx::query_as(
+            "SELECT id, body FROM sessions WHERE project = ? AND (created_at_ms, id) < (?, ?)
+             ORDER BY created_at_ms DESC, id DESC LIMIT ?",
+        )
+        .bind(project)
+        .bind(after.as_ref().map_or(i64::MAX, |after| integer(after.created_at_ms)))
+        .bind(after.as_ref().map_or("", |after| after.id.as_str()))
+        .bind(limit + 1)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(failed("list sessions"))?;
+        let more = rows.len() > limit as usize;
+        let shown = rows.iter().take(limit as usize);
+        let items = shown
+            .map(|(id, text)| parse::<Record>(id, text).map(|record| record.session))
+            .collect::<Result<Vec<_>, _>>()?;
+        let next = items
+            .last()
+            .filter(|_| more)
+            .map(|last| Cursor { created_at_ms: last.created_at_ms, id: last.id.to_string() }.spell());
+        Ok(Page { items, next })
+    }
+
+    /// Writes a session down as it is now. False where it is not there any more.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn put_session(&self, record: &Record, now_ms: u64) -> Result<bool, Error> {
+        const ACT: &str = "keep a session";
+        let mut connection = self.connection(Lasting::Process, ACT).await?;
+        let id = record.session.id.as_str();
+        let done = sqlx::query("UPDATE sessions SET body = ?, changed_at_ms = ? WHERE id = ?")
+            .bind(body(id, record)?)
+            .bind(integer(now_ms))
+            .bind(id)
+            .execute(&mut *connection)
+            .await
+            .map_err(failed(ACT))?;
+        Ok(done.rows_affected() > 0)
+    }
+
+    /// Sessions of which nothing has changed since a time.
+    ///
+    /// # Errors
+    /// The store does not answer, or a row is damaged.
+    pub async fn old_sessions(&self, before_ms: u64) -> Result<Vec<Session>, Error> {
+        let rows: Vec<(String, String)> =
+            sqlx::query_as("SELECT id, body FROM sessions WHERE changed_at_ms < ? LIMIT ?")
+                .bind(integer(before_ms))
+                .bind(PAGE_MAX)
+                .fetch_all(&self.readers)
+                .await
+                .map_err(failed("list old sessions"))?;
+        rows.iter().map(|(id, text)| parse::<Record>(id, text).map(|record| record.session)).collect()
+    }
+
+    /// Forgets a session.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn forget_session(&self, id: &SessionId) -> Result<(), Error> {
+        const ACT: &str = "forget a session";
+        let mut connection = self.connection(Lasting::Process, ACT).await?;
+        sqlx::query("DELETE FROM sessions WHERE id = ?")
+            .bind(id.as_str())
+            .execute(&mut *connection)
+            .await
+            .map_err(failed(ACT))
+            .map(drop)
+    }
+}

@@ -1,0 +1,365 @@
+//! The tool set `analysis`: commands and files, for analysing datasets (A6).
+
+use api::Error;
+use api::limits;
+use api::session::{TIMEOUT_SECONDS, TIMEOUT_SECONDS_MAX};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::call::{Call, missing, wrong};
+use crate::publish::{Category, Definition};
+use crate::ran::Ran;
+
+/// Where code puts what it makes.
+pub const OUTPUT: &str = "/tmp/output";
+/// Files that one answer names (A5.04).
+pub const FILES_MAX: usize = 20;
+/// `content` must be smaller (A6.11).
+pub const CONTENT_BYTES_MAX: usize = 5 << 20;
+/// What can be said of a path that is not for files (A6.10).
+const INVALID_PATH: &str = "Invalid path: must be /tmp/* or /workspace/*";
+
+/// The instructions for a model (A6.17).
+pub const PROMPT: &str = include_str!("analysis.md");
+
+/// A call of one of the tools, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Asked {
+    /// `sandbox_exec`.
+    Exec(Exec),
+    /// `sandbox_write_file`.
+    Write {
+        /// Which file.
+        file_path: String,
+        /// What it will hold.
+        content: String,
+    },
+    /// `sandbox_edit_file`.
+    Edit {
+        /// Which file.
+        file_path: String,
+        /// What stands there once.
+        old_string: String,
+        /// What stands there afterwards.
+        new_string: String,
+    },
+    /// A file tool that is refused before any sandbox is touched.
+    Refused(Box<Refused>),
+}
+
+/// A command to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exec {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// How long it may run, where the call says so.
+    pub timeout: Option<f64>,
+}
+
+/// Why a file tool did nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refused {
+    success: bool,
+    error: String,
+    file_path: String,
+    hint: String,
+}
+
+/// What `sandbox_exec` answers (A6.04, A6.15).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Executed {
+    exit_code: i32,
+    stdout: String,
+    stderr: String,
+    stdout_truncated: bool,
+    stderr_truncated: bool,
+    output_files: Vec<String>,
+    total_output_files: u64,
+    execution_time: f64,
+    hint: String,
+}
+
+/// What `sandbox_write_file` answers (A6.09).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Written {
+    success: bool,
+    file_path: String,
+    bytes_written: u64,
+    hint: &'static str,
+}
+
+/// What `sandbox_edit_file` answers (A6.12).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Edited {
+    success: bool,
+    file_path: String,
+    hint: &'static str,
+}
+
+/// The tools.
+pub fn definitions() -> Vec<Definition> {
+    let path = "Path of the file, below /tmp/ or /workspace/";
+    vec![
+        Definition {
+            name: "sandbox_exec",
+            description: format!(
+                "Execute a command in the isolated sandbox of this session. The command is run directly, without a shell. \
+                 Datasets are at /tmp/data/{{dataset_name}}.csv; save results to /tmp/output/. Files can be read with Unix \
+                 commands such as cat, head, tail, grep, ls, wc and find. There is no network. Standard output and standard \
+                 error are cut at 10KB, which is flagged. Timeout: {TIMEOUT_SECONDS}s (adjustable to {TIMEOUT_SECONDS_MAX}s max)."
+            ),
+            parameters: json!({
+                "type": "object",
+                "properties": {
+                    "command": {
+                        "type": "array",
+                        "items": {"type": "string"},
+                        "description": "Program and arguments, for example [\"python\", \"/tmp/analysis.py\"]"
+                    },
+                    "timeout": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": TIMEOUT_SECONDS_MAX,
+                        "default": TIMEOUT_SECONDS,
+                        "description": "Seconds the command may run"
+                    }
+                },
+                "required": ["command"]
+            }),
+            category: Category::CodeExecution,
+        },
+        Definition {
+            name: "sandbox_write_file",
+            description: "Create or overwrite a file in the sandbox. Paths must be /tmp/* or /workspace/*; \
+                          content must be smaller than 5MB."
+                .into(),
+            parameters: json!({
+                "type": "object",
+                "properties": {
+                    "file_path": {"type": "string", "description": path},
+                    "content": {"type": "string", "description": "The whole content of the file"}
+                },
+                "required": ["file_path", "content"]
+            }),
+            category: Category::FileManagement,
+        },
+        Definition {
+            name: "sandbox_edit_file",
+            description:
+                "Modify an existing file in the sandbox by exact string replacement. old_string must occur \
+                          exactly once, spaces and newlines included."
+                    .into(),
+            parameters: json!({
+                "type": "object",
+                "properties": {
+                    "file_path": {"type": "string", "description": path},
+                    "old_string": {"type": "string", "description": "The text to replace, exactly as it stands in the file"},
+                    "new_string": {"type": "string", "description": "The text to put in its place"}
+                },
+                "required": ["file_path", "old_string", "new_string"]
+            }),
+            category: Category::FileManagement,
+        },
+    ]
+}
+
+/// Checks a call.
+///
+/// # Errors
+/// There is no such tool, or an argument is missing or wrong; the error names it.
+pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
+    match tool {
+        "sandbox_exec" => {
+            call.only(&["command", "timeout"])?;
+            let command = call.texts("command")?.ok_or_else(|| missing("command"))?;
+            if command.first().is_none_or(String::is_empty) {
+                return Err(wrong("`command` is empty", "Give the program as the first element."));
+            }
+            let bytes: usize = command.iter().map(|word| word.len() + 1).sum();
+            let long = command.iter().any(|word| word.len() > limits::WORD_BYTES_MAX);
+            if long || bytes > limits::ARGV_ENV_BYTES_MAX || command.iter().any(|word| word.contains('\0')) {
+                return Err(wrong(
+                    "`command` is too long, or holds a NUL byte",
+                    "Write a file with sandbox_write_file and name it in the command.",
+                ));
+            }
+            let timeout = call.seconds("timeout", TIMEOUT_SECONDS_MAX)?;
+            Ok(Asked::Exec(Exec { command, timeout }))
+        }
+        "sandbox_write_file" => {
+            call.only(&["file_path", "content"])?;
+            let (file_path, content) = (call.text("file_path")?, call.text("content")?);
+            let Some(place) = placed(file_path) else { return Ok(Asked::refused(Refused::path(file_path))) };
+            if content.len() >= CONTENT_BYTES_MAX {
+                return Ok(Asked::refused(Refused::too_large(file_path, content.len())));
+            }
+            Ok(Asked::Write { file_path: place, content: content.to_owned() })
+        }
+        "sandbox_edit_file" => {
+            call.only(&["file_path", "old_string", "new_string"])?;
+            let file_path = call.text("file_path")?;
+            let (old, new) = (call.text("old_string")?, call.text("new_string")?);
+            let Some(place) = placed(file_path) else { return Ok(Asked::refused(Refused::path(file_path))) };
+            if old.is_empty() {
+                let error = "old_string is empty".to_owned();
+                let hint = "Edit failed - old_string is empty. Give the text to replace.".to_owned();
+                return Ok(Asked::refused(Refused {
+                    success: false,
+                    error,
+                    file_path: file_path.into(),
+                    hint,
+                }));
+            }
+            Ok(Asked::Edit { file_path: place, old_string: old.into(), new_string: new.into() })
+        }
+        other => Err(crate::publish::no_tool(other)),
+    }
+}
+
+impl Asked {
+    fn refused(refused: Refused) -> Self {
+        Self::Refused(Box::new(refused))
+    }
+}
+
+impl Refused {
+    /// The path is not one for files (A6.10).
+    pub fn path(file_path: &str) -> Self {
+        Self::new(INVALID_PATH.into(), file_path, "Invalid path. Use /tmp/ or /workspace/ only.")
+    }
+
+    /// There is too much to write (A6.11).
+    fn too_large(file_path: &str, bytes: usize) -> Self {
+        let error = format!("Content too large: {bytes} bytes (limit 5MB)");
+        Self::new(error, file_path, "Content too large. Write less, or create the data with a script.")
+    }
+
+    /// The text is there more than once (A6.13), or not at all (A6.14).
+    pub fn occurrences(file_path: &str, count: usize) -> Self {
+        match count {
+            0 => Self::new(
+                "old_string not found".into(),
+                file_path,
+                "Edit failed - old_string not found. Read file first with sandbox_exec.",
+            ),
+            count => Self::new(
+                format!("old_string found {count} times - not unique. Include more context."),
+                file_path,
+                "Edit failed - old_string not unique. Include more surrounding context.",
+            ),
+        }
+    }
+
+    /// The file is no text (A6.14).
+    pub fn not_text(file_path: &str) -> Self {
+        let hint = "Edit failed - the file is not text. Rewrite it with sandbox_write_file or with a script.";
+        Self::new("File is not UTF-8 text".into(), file_path, hint)
+    }
+
+    /// There is no such file (A6.14).
+    pub fn no_file(file_path: &str) -> Self {
+        let hint = "Edit failed - file not found. Create it with sandbox_write_file.";
+        Self::new("File not found".into(), file_path, hint)
+    }
+
+    /// The sandbox said something else.
+    pub fn said(file_path: &str, error: &Error) -> Self {
+        Self::new(error.message.clone(), file_path, &error.fix)
+    }
+
+    fn new(error: String, file_path: &str, hint: &str) -> Self {
+        Self { success: false, error, file_path: file_path.into(), hint: hint.into() }
+    }
+}
+
+impl Executed {
+    /// What came of a command. `files` are all names below the output folder, in order.
+    pub fn new(ran: &Ran, files: &[String]) -> Self {
+        let said = ran.said();
+        let total = files.len() as u64;
+        let hint = match (said.exit_code, total) {
+            // A6.06
+            (0, 1..) => format!(
+                "Code executed successfully. {total} output files created. Consider using 'complete' to present results."
+            ),
+            // A6.07
+            (0, 0) => "Code executed but no outputs in /tmp/output/. Verify script saves results.".into(),
+            // A6.08
+            (_, _) => "Execution failed. Review stderr and use sandbox_edit_file to fix errors.".into(),
+        };
+        Self {
+            exit_code: said.exit_code,
+            stdout: said.stdout,
+            stderr: said.stderr,
+            stdout_truncated: said.stdout_truncated,
+            stderr_truncated: said.stderr_truncated,
+            output_files: files.iter().take(FILES_MAX).cloned().collect(),
+            total_output_files: total,
+            // Milliseconds are enough for anybody.
+            execution_time: (ran.duration.as_secs_f64() * 1000.0).round() / 1000.0,
+            hint,
+        }
+    }
+}
+
+impl Written {
+    /// A file was written.
+    pub fn new(file_path: &str, bytes_written: u64) -> Self {
+        let hint = "File written successfully. Use sandbox_exec to run it.";
+        Self { success: true, file_path: file_path.into(), bytes_written, hint }
+    }
+}
+
+impl Edited {
+    /// A file was edited.
+    pub fn new(file_path: &str) -> Self {
+        let hint = "File edited successfully. Re-run with sandbox_exec.";
+        Self { success: true, file_path: file_path.into(), hint }
+    }
+}
+
+/// A path below one of the two places for files, without its dots; none for any other (A2.12).
+fn placed(path: &str) -> Option<String> {
+    if !path.starts_with('/') || path.contains('\0') || path.ends_with('/') {
+        return None;
+    }
+    let mut names: Vec<&str> = Vec::new();
+    for name in path.split('/') {
+        match name {
+            "" | "." => {}
+            ".." => {
+                names.pop()?;
+            }
+            name => names.push(name),
+        }
+    }
+    let plain = format!("/{}", names.join("/"));
+    is_placed(&plain).then_some(plain)
+}
+
+/// Whether a path without dots is below one of the two places for files.
+pub fn is_placed(plain: &str) -> bool {
+    ["/tmp/", "/workspace/"].iter().any(|place| plain.len() > place.len() && plain.starts_with(place))
+}
+
+/// Whether a file of this name is kept: texts and pictures are, whatever else is there stays in the sandbox (A5.05).
+pub fn is_kept(name: &str) -> bool {
+    const TEXTS: [&str; 12] =
+        ["csv", "tsv", "json", "jsonl", "ndjson", "txt", "log", "md", "html", "xml", "yaml", "yml"];
+    is_picture(name) || ending(name).is_some_and(|ending| TEXTS.contains(&ending.as_str()))
+}
+
+/// Whether a file of this name is a picture that is shown (A5.06).
+pub fn is_picture(name: &str) -> bool {
+    ending(name).is_some_and(|ending| ["png", "jpg", "jpeg", "svg"].contains(&ending.as_str()))
+}
+
+fn ending(name: &str) -> Option<String> {
+    let name = name.rsplit('/').next().unwrap_or(name);
+    name.rsplit_once('.')
+        .filter(|(before, _)| !before.is_empty())
+        .map(|(_, ending)| ending.to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests;

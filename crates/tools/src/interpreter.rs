@@ -1,0 +1,291 @@
+//! The tool set `interpreter`: Python code, each run in a sandbox of its own (A8).
+
+use api::session::SessionArtifact;
+use api::{Error, ErrorCode, SessionId};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::call::Call;
+use crate::publish::{Category, Definition, Facts};
+use crate::python::checked_code;
+use crate::ran::{Ran, megabytes};
+
+/// Where code runs and puts what it makes.
+pub const WORKSPACE: &str = "/workspace";
+/// What the code is called there (A5.07).
+pub const SCRIPT: &str = "script.py";
+/// What its standard output is called (A5.07).
+pub const STDOUT: &str = "stdout.txt";
+/// Files that one answer tells of (A5.09).
+pub const FILES_MAX: usize = 10;
+/// A file that is larger stays in the folder and is not told of (A5.09).
+pub const FILE_BYTES_MAX: u64 = 10 << 20;
+/// A picture that is larger is not shown in the answer itself (A5.11).
+pub const PICTURE_BYTES_MAX: u64 = 5 << 20;
+/// Where [`HOOK`] is put: a directory that Python looks into when it starts.
+pub const HOOK_DIRECTORY: &str = "/tmp/.belljar";
+/// Saves the figures that are open when code ends (A5.12).
+pub const HOOK: &str = include_str!("sitecustomize.py");
+
+/// The instructions for a model.
+pub const PROMPT: &str = include_str!("interpreter.md");
+
+/// What `execute_python_code` answers (A8.03).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Executed {
+    success: bool,
+    stdout: String,
+    stderr: String,
+    exit_code: i32,
+    files: Vec<File>,
+    output_dir: String,
+    runtime: String,
+    execution_time_ms: u64,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    stdout_truncated: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    stderr_truncated: bool,
+}
+
+/// A file that a run has made or changed (A8.04).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct File {
+    name: String,
+    #[serde(rename = "type")]
+    mime: String,
+    path: String,
+    size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base64: Option<String>,
+}
+
+/// The tool (A8.01, A8.02).
+pub fn definitions(facts: &Facts) -> Vec<Definition> {
+    let description = format!(
+        "Execute Python code in a secure sandbox environment.\n\n\
+         The sandbox has access to:\n\
+         - numpy, pandas, matplotlib, scipy, seaborn, scikit-learn\n\
+         - pillow, sympy\n\
+         - Standard library\n\n\
+         Limitations:\n\
+         - No internet access\n\
+         - No filesystem access outside /workspace\n\
+         - {} second timeout\n\
+         - {} memory limit\n\n\
+         For plots, use matplotlib - figures are automatically saved to the session's\n\
+         output directory (data/files/{{session_id}}/output/code/) and returned.\n\
+         For data output, print to stdout or save files to /workspace/ - they will\n\
+         be collected and persisted alongside other generated documents.",
+        facts.timeout_seconds,
+        megabytes(facts.memory_bytes)
+    );
+    let parameters = json!({
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "Python code to execute"}},
+        "required": ["code"]
+    });
+    vec![Definition {
+        name: "execute_python_code",
+        description,
+        parameters,
+        category: Category::CodeExecution,
+    }]
+}
+
+/// Checks a call and gives the code.
+///
+/// # Errors
+/// There is no such tool, or an argument is missing or wrong.
+pub fn asked(tool: &str, call: &Call) -> Result<String, Error> {
+    if tool != "execute_python_code" {
+        return Err(crate::publish::no_tool(tool));
+    }
+    call.only(&["code"])?;
+    checked_code(call.text("code")?, "code")
+}
+
+/// The folder of a session's files, as answers name it (A8.05).
+pub fn output_dir(session: &SessionId) -> String {
+    format!("data/files/{session}/output/code")
+}
+
+/// Whether a file of this name is told of (A5.08).
+pub fn is_collected(name: &str) -> bool {
+    const ENDINGS: [&str; 9] = ["png", "jpg", "jpeg", "svg", "csv", "json", "txt", "html", "pdf"];
+    let own = [SCRIPT, STDOUT].contains(&name);
+    let last = name.rsplit('/').next().unwrap_or(name);
+    let ending = last.rsplit_once('.').map(|(_, ending)| ending.to_ascii_lowercase());
+    !own && ending.is_some_and(|ending| ENDINGS.contains(&ending.as_str()))
+}
+
+impl File {
+    /// A kept file, and the bytes of a picture in base64.
+    pub fn new(artifact: &SessionArtifact, base64: Option<String>) -> Self {
+        Self {
+            name: artifact.name.clone(),
+            mime: artifact.mime.clone(),
+            path: artifact.path.clone(),
+            size: artifact.size,
+            base64,
+        }
+    }
+
+    /// Its type and bytes, where it is a picture that the answer carries.
+    pub fn picture(&self) -> Option<(&str, &str)> {
+        self.base64.as_ref().map(|base64| (self.mime.as_str(), base64.as_str()))
+    }
+}
+
+impl Executed {
+    /// What came of code, and what it made.
+    pub fn new(session: &SessionId, runtime: &str, ran: &Ran, files: Vec<File>) -> Self {
+        let said = ran.said();
+        Self {
+            success: said.exit_code == 0,
+            stdout: said.stdout,
+            stderr: said.stderr,
+            exit_code: said.exit_code,
+            files,
+            output_dir: output_dir(session),
+            runtime: runtime.to_owned(),
+            execution_time_ms: u64::try_from(ran.duration.as_millis()).unwrap_or(u64::MAX),
+            stdout_truncated: said.stdout_truncated,
+            stderr_truncated: said.stderr_truncated,
+        }
+    }
+
+    /// Nothing ran, and why (A8.07).
+    pub fn failed(session: &SessionId, error: &Error) -> Self {
+        let what = match error.code {
+            ErrorCode::TierUnavailable => "No container runtime available",
+            ErrorCode::NotFound => "Sandbox image missing",
+            ErrorCode::InvalidRequest | ErrorCode::LimitExceeded => "Invalid code",
+            ErrorCode::SandboxLost => "Sandbox died",
+            ErrorCode::SpawnFailed
+            | ErrorCode::Conflict
+            | ErrorCode::NotRegular
+            | ErrorCode::Unsupported
+            | ErrorCode::Capacity
+            | ErrorCode::QuotaExceeded
+            | ErrorCode::RateLimited
+            | ErrorCode::Unauthorized
+            | ErrorCode::Forbidden
+            | ErrorCode::TooLarge
+            | ErrorCode::VersionUnsupported
+            | ErrorCode::StoreUnavailable
+            | ErrorCode::PostureMismatch
+            | ErrorCode::Protocol
+            | ErrorCode::Deadline
+            | ErrorCode::Platform => "Sandbox failed",
+        };
+        Self {
+            success: false,
+            stdout: String::new(),
+            stderr: format!("{what}: {}. {}", error.message, error.fix),
+            exit_code: 1,
+            files: Vec::new(),
+            output_dir: output_dir(session),
+            runtime: String::new(),
+            execution_time_ms: 0,
+            stdout_truncated: false,
+            stderr_truncated: false,
+        }
+    }
+
+    /// Whether it ended well.
+    pub fn is_well(&self) -> bool {
+        self.success
+    }
+
+    /// What it made.
+    pub fn files(&self) -> &[File] {
+        &self.files
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::exec::Outcome;
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn the_tool_is_published_as_it_was_written_down() {
+        // A8.01, A8.02
+        let facts = Facts { timeout_seconds: 60, memory_bytes: 512 << 20 };
+        let [tool] = &definitions(&facts)[..] else { panic!() };
+        assert_eq!(
+            tool.description,
+            "Execute Python code in a secure sandbox environment.\n\nThe sandbox has access to:\n- numpy, pandas, \
+             matplotlib, scipy, seaborn, scikit-learn\n- pillow, sympy\n- Standard library\n\nLimitations:\n- No internet \
+             access\n- No filesystem access outside /workspace\n- 60 second timeout\n- 512MB memory limit\n\nFor plots, use \
+             matplotlib - figures are automatically saved to the session's\noutput directory \
+             (data/files/{session_id}/output/code/) and returned.\nFor data output, print to stdout or save files to \
+             /workspace/ - they will\nbe collected and persisted alongside other generated documents."
+        );
+        let expected = r#"{"type":"object","properties":{"code":{"type":"string","description":"Python code to execute"}},"required":["code"]}"#;
+        assert_eq!(tool.parameters, serde_json::from_str::<Value>(expected).unwrap());
+    }
+
+    #[test]
+    fn files_of_these_kinds_are_told_of() {
+        // A5.08
+        for name in ["a.png", "A.JPG", "b.jpeg", "c.SVG", "d/e.csv", "f.json", "g.txt", "h.html", "i.pdf"] {
+            assert!(is_collected(name), "{name}");
+        }
+        for name in ["script.py", "stdout.txt", "a.pkl", "b.parquet", "noending", "c.py"] {
+            assert!(!is_collected(name), "{name}");
+        }
+        assert!(is_collected("sub/stdout.txt"), "that is somebody else's");
+    }
+
+    #[test]
+    fn an_answer_has_all_its_fields() {
+        // A8.03, A8.04, A8.05
+        let session = SessionId::from_random([7; 16]);
+        let artifact = SessionArtifact {
+            name: "figure_1.png".into(),
+            path: format!("{}/figure_1.png", output_dir(&session)),
+            mime: "image/png".into(),
+            size: 3,
+        };
+        let ran = Ran { outcome: Outcome::Exited { code: 0 }, ..Ran::not_started("", 60.0, 1) };
+        let files = vec![File::new(&artifact, Some("AAAA".into()))];
+        let value = serde_json::to_value(Executed::new(&session, "podman", &ran, files)).unwrap();
+        let mut keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        assert_eq!(
+            keys,
+            [
+                "execution_time_ms",
+                "exit_code",
+                "files",
+                "output_dir",
+                "runtime",
+                "stderr",
+                "stdout",
+                "success"
+            ]
+        );
+        assert_eq!(value["files"][0]["path"], format!("data/files/{session}/output/code/figure_1.png"));
+        assert_eq!(value["output_dir"], format!("data/files/{session}/output/code"));
+        assert_eq!(
+            (value["success"].clone(), value["files"][0]["base64"].clone()),
+            (json!(true), json!("AAAA"))
+        );
+    }
+
+    #[test]
+    fn what_fails_keeps_the_shape() {
+        // A8.07
+        let session = SessionId::from_random([7; 16]);
+        let error = Error {
+            code: ErrorCode::TierUnavailable,
+            ..Error::invalid("No backend available", "Install one.")
+        };
+        let failed = serde_json::to_value(Executed::failed(&session, &error)).unwrap();
+        assert_eq!((failed["success"].clone(), failed["files"].clone()), (json!(false), json!([])));
+        assert_eq!(failed["stderr"], "No container runtime available: No backend available. Install one.");
+    }
+}

@@ -1,0 +1,74 @@
+//! How an answer or an error looks to a model.
+//!
+//! A result is said twice, as an object and as its text: some clients show their model the one, some the other.
+
+use rmcp::model::{CallToolResult, ContentBlock};
+use serde_json::{Value, json};
+
+use super::{Answer, resource};
+
+/// A call that was answered. Clients of versions before 2025-06-18 do not know links to resources and choke on them.
+pub(super) fn answered(answer: Answer, links: bool) -> CallToolResult {
+    let result = Value::Object(answer.result);
+    let mut content = vec![ContentBlock::text(result.to_string())];
+    content.extend(answer.images.into_iter().map(|image| ContentBlock::image(image.base64, image.mime)));
+    if links {
+        content.extend(answer.artifacts.iter().map(resource::described).map(ContentBlock::resource_link));
+    }
+    said(content, result, answer.failed)
+}
+
+/// A call that could not be answered: what happened, what to do, and the name that programs match on.
+pub(super) fn refused(error: &api::Error) -> CallToolResult {
+    let text = format!("{}. {} (error code: {})", error.message, error.fix, error.code.name());
+    said(vec![ContentBlock::text(text)], json!({ "error": error }), true)
+}
+
+fn said(content: Vec<ContentBlock>, structured: Value, failed: bool) -> CallToolResult {
+    let mut result = if failed { CallToolResult::error(content) } else { CallToolResult::success(content) };
+    result.structured_content = Some(structured);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+    use crate::mcp::{Artifact, Image};
+
+    fn answer() -> Answer {
+        Answer {
+            result: Map::from_iter([("stdout".to_owned(), json!("hi"))]),
+            failed: true,
+            images: vec![Image { mime: "image/png".into(), base64: "AAAA".into() }],
+            artifacts: vec![Artifact { name: "a b.csv".into(), mime: "text/csv".into(), size_bytes: 3 }],
+        }
+    }
+
+    #[test]
+    fn a_result_is_an_object_and_the_same_text() {
+        let shown = serde_json::to_value(answered(answer(), true)).unwrap();
+        assert_eq!(shown["structuredContent"], json!({ "stdout": "hi" }));
+        assert_eq!(shown["content"][0], json!({ "type": "text", "text": r#"{"stdout":"hi"}"# }));
+        assert_eq!(shown["content"][1], json!({ "type": "image", "data": "AAAA", "mimeType": "image/png" }));
+        assert_eq!(shown["content"][2]["type"], "resource_link");
+        assert_eq!(shown["content"][2]["uri"], "belljar://artifacts/a%20b.csv");
+        assert_eq!(shown["isError"], true);
+    }
+
+    #[test]
+    fn an_old_client_is_given_no_links() {
+        assert_eq!(answered(answer(), false).content.len(), 2);
+    }
+
+    #[test]
+    fn an_error_says_what_to_do() {
+        let error = api::Error::invalid("`code` is missing", "Say the code to run.");
+        let shown = serde_json::to_value(refused(&error)).unwrap();
+        let text = "`code` is missing. Say the code to run. (error code: invalid_request)";
+        assert_eq!(shown["content"][0]["text"], text);
+        assert_eq!(shown["structuredContent"]["error"]["code"], "invalid_request");
+        assert_eq!(shown["isError"], true);
+    }
+}

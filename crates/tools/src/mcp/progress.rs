@@ -1,0 +1,147 @@
+//! The output of a call while it runs.
+//!
+//! Output is gathered as fast as it comes and told at most ten times a second, so that a client that reads slowly never slows
+//! what runs. What is not told any more when the call ends is in its answer.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rmcp::model::{ProgressNotificationParam, ProgressToken};
+use rmcp::service::{Peer, RoleServer};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{sleep, timeout};
+
+use super::Progress;
+
+/// Pieces of output that wait to be gathered; they never wait long.
+pub(super) const QUEUE: usize = 64;
+/// Between two notifications: a person sees no difference, and a loop that prints costs ten messages a second.
+const APART: Duration = Duration::from_millis(100);
+/// A call that says nothing for so long is said to be alive: many clients give up on one after 60 seconds without a word.
+const SILENCE: Duration = Duration::from_secs(15);
+/// The text of one notification at most: some screens of it.
+const MESSAGE_BYTES_MAX: usize = 4096;
+
+/// Where the client wants to hear of a call.
+pub(super) struct Teller {
+    peer: Peer<RoleServer>,
+    token: ProgressToken,
+    told: f64,
+}
+
+/// What was written and not told yet: the end of it, where it is more than one notification holds.
+#[derive(Default)]
+struct Gathered {
+    text: Mutex<String>,
+    added: Notify,
+}
+
+/// Runs a call to its end, and tells meanwhile what it writes if the client asked for that.
+pub(super) async fn follow<F: Future>(
+    call: F,
+    output: mpsc::Receiver<Progress>,
+    teller: Option<Teller>,
+) -> F::Output {
+    let gathered = Gathered::default();
+    tokio::select! {
+        biased;
+        answer = call => answer,
+        never = gather(output, &gathered) => match never {},
+        never = tell(teller, &gathered) => match never {},
+    }
+}
+
+async fn gather(mut output: mpsc::Receiver<Progress>, gathered: &Gathered) -> Infallible {
+    while let Some(Progress::Output { text, .. }) = output.recv().await {
+        gathered.add(&text);
+    }
+    pending().await
+}
+
+async fn tell(teller: Option<Teller>, gathered: &Gathered) -> Infallible {
+    let Some(mut teller) = teller else { return pending().await };
+    loop {
+        let text = timeout(SILENCE, gathered.next()).await.ok();
+        teller.tell(text).await;
+        sleep(APART).await;
+    }
+}
+
+impl Teller {
+    pub(super) fn new(peer: Peer<RoleServer>, token: ProgressToken) -> Self {
+        Self { peer, token, told: 0.0 }
+    }
+
+    async fn tell(&mut self, text: Option<String>) {
+        self.told += 1.0;
+        let mut progress = ProgressNotificationParam::new(self.token.clone(), self.told);
+        progress.message = text;
+        // A client that has gone is noticed by whoever reads from it.
+        let _ = self.peer.notify_progress(progress).await;
+    }
+}
+
+impl Gathered {
+    fn add(&self, more: &str) {
+        if more.is_empty() {
+            return;
+        }
+        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        text.push_str(more);
+        if text.len() > MESSAGE_BYTES_MAX {
+            *text = end_of(&text);
+        }
+        self.added.notify_one();
+    }
+
+    async fn next(&self) -> String {
+        loop {
+            let text = std::mem::take(&mut *self.text.lock().unwrap_or_else(PoisonError::into_inner));
+            if !text.is_empty() {
+                return text;
+            }
+            self.added.notified().await;
+        }
+    }
+}
+
+/// The end of a text that is longer than one notification, with a sign that something was before it.
+fn end_of(text: &str) -> String {
+    const CUT: &str = "…";
+    let from = text.ceil_char_boundary(text.len().saturating_sub(MESSAGE_BYTES_MAX - CUT.len()));
+    format!("{CUT}{}", text.get(from..).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_output_is_cut_to_its_end() {
+        let gathered = Gathered::default();
+        for _ in 0..3 {
+            gathered.add(&"ü".repeat(MESSAGE_BYTES_MAX));
+        }
+        gathered.add("end");
+        let text = gathered.text.lock().unwrap();
+        assert!(
+            text.len() <= MESSAGE_BYTES_MAX && text.starts_with("…ü") && text.ends_with("üend"),
+            "{}",
+            text.len()
+        );
+    }
+
+    #[tokio::test]
+    async fn a_call_that_nobody_listens_to_is_not_held_up() {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let call = async move {
+            for _ in 0..10 * QUEUE {
+                sender.send(Progress::Output { stderr: false, text: "line\n".into() }).await.unwrap();
+            }
+            7
+        };
+        assert_eq!(follow(call, receiver, None).await, 7);
+    }
+}

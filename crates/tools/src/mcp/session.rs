@@ -1,0 +1,113 @@
+//! One client with its host, from its first word to its last.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::Host;
+
+/// One client with its host.
+pub(super) struct Session {
+    host: Arc<dyn Host>,
+    ended: CancellationToken,
+    uses: Mutex<Uses>,
+    /// What the host is asked at this moment.
+    asked: TaskTracker,
+}
+
+/// A use of a session: while one is held, the session is not idle.
+pub(super) struct Use(Arc<Session>);
+
+/// A use during which the host is asked something.
+pub(super) struct Asking {
+    _use: Use,
+    _asked: TaskTrackerToken,
+}
+
+struct Uses {
+    count: usize,
+    last: Instant,
+}
+
+impl Session {
+    /// A session that ends at the latest when `stop` is cancelled.
+    pub(super) fn new(host: Arc<dyn Host>, stop: &CancellationToken) -> Arc<Self> {
+        let uses = Mutex::new(Uses { count: 0, last: Instant::now() });
+        Arc::new(Self { host, ended: stop.child_token(), uses, asked: TaskTracker::new() })
+    }
+
+    pub(super) fn host(&self) -> &dyn Host {
+        self.host.as_ref()
+    }
+
+    /// Cuts off whatever is asked of it.
+    pub(super) fn end(&self) {
+        self.ended.cancel();
+    }
+
+    /// Ends the session of the host, once nothing that was cut off is left there. For the one task that owns the end.
+    pub(super) async fn finish(&self) {
+        self.end();
+        self.asked.close();
+        self.asked.wait().await;
+        self.host.end().await;
+    }
+
+    /// Once it was ended.
+    pub(super) async fn ended(&self) {
+        self.ended.cancelled().await;
+    }
+
+    /// Once it was ended, or was not used for so long.
+    pub(super) async fn over(&self, idle: Duration) {
+        tokio::select! {
+            () = self.ended() => {}
+            () = self.unused(idle) => {}
+        }
+    }
+
+    /// Uses it until what is returned is dropped.
+    pub(super) fn used(self: &Arc<Self>) -> Use {
+        let mut uses = self.uses();
+        uses.count += 1;
+        uses.last = Instant::now();
+        Use(Arc::clone(self))
+    }
+
+    /// Uses it to ask its host something, until what is returned is dropped.
+    pub(super) fn asking(self: &Arc<Self>) -> Asking {
+        Asking { _use: self.used(), _asked: self.asked.token() }
+    }
+
+    /// Since when nobody uses it; nothing while somebody does.
+    pub(super) fn unused_since(&self) -> Option<Instant> {
+        let uses = self.uses();
+        (uses.count == 0).then_some(uses.last)
+    }
+
+    async fn unused(&self, idle: Duration) {
+        loop {
+            match self.unused_since() {
+                None => sleep(idle).await,
+                Some(since) if since.elapsed() >= idle => return,
+                Some(since) => sleep_until(since + idle).await,
+            }
+        }
+    }
+
+    fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        let mut uses = self.0.uses();
+        uses.count = uses.count.saturating_sub(1);
+        uses.last = Instant::now();
+    }
+}

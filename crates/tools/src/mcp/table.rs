@@ -1,0 +1,143 @@
+//! The sessions over HTTP: whose they are, and how many there may be.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use api::{Error, ErrorCode, Layer, Ran, Retry};
+
+use super::session::Session;
+
+/// The sessions, by their ids.
+pub(super) struct Table {
+    sessions_max: usize,
+    sessions_of_owner_max: usize,
+    rows: Mutex<Rows>,
+}
+
+/// Room for one more session; given back when it is dropped without having been taken.
+pub(super) struct Place {
+    table: Arc<Table>,
+    owner: String,
+}
+
+#[derive(Default)]
+struct Rows {
+    sessions: HashMap<String, Row>,
+    /// The owners of sessions that are being opened and have no id yet.
+    opening: Vec<String>,
+}
+
+struct Row {
+    owner: String,
+    session: Arc<Session>,
+}
+
+impl Table {
+    pub(super) fn new(sessions_max: usize, sessions_of_owner_max: usize) -> Arc<Self> {
+        Arc::new(Self { sessions_max, sessions_of_owner_max, rows: Mutex::default() })
+    }
+
+    /// Room for one more session of an owner.
+    ///
+    /// # Errors
+    /// `quota_exceeded` if the owner uses all it may have at this moment; `capacity` if there are too many altogether, because
+    /// nobody's session gives way to somebody else's.
+    pub(super) fn place(self: &Arc<Self>, owner: &str) -> Result<Place, Error> {
+        let mut rows = self.rows();
+        if rows.in_use(owner) >= self.sessions_of_owner_max {
+            return Err(too_many(self.sessions_of_owner_max));
+        }
+        if rows.sessions.len() + rows.opening.len() >= self.sessions_max {
+            return Err(full());
+        }
+        rows.opening.push(owner.to_owned());
+        Ok(Place { table: Arc::clone(self), owner: owner.to_owned() })
+    }
+
+    /// The session of this id, if this owner opened it. That it is somebody else's is not said.
+    pub(super) fn find(&self, id: &str, owner: &str) -> Option<Arc<Session>> {
+        self.rows().sessions.get(id).filter(|row| row.owner == owner).map(|row| Arc::clone(&row.session))
+    }
+
+    /// Ends a session, after which it cannot be found; nothing if there is none.
+    pub(super) fn end(&self, id: &str) {
+        self.rows().end(id);
+    }
+
+    fn rows(&self) -> MutexGuard<'_, Rows> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    /// Puts a session there.
+    ///
+    /// Many clients go without a word. So the session that its owner has not used for the longest time gives way, if it must.
+    pub(super) fn take(self, id: String, session: Arc<Session>) {
+        let mut rows = self.table.rows();
+        if rows.count(&self.owner) >= self.table.sessions_of_owner_max
+            && let Some(unused) = rows.longest_unused(&self.owner)
+        {
+            rows.end(&unused);
+        }
+        rows.sessions.insert(id, Row { owner: self.owner.clone(), session });
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut rows = self.table.rows();
+        if let Some(at) = rows.opening.iter().position(|owner| *owner == self.owner) {
+            rows.opening.swap_remove(at);
+        }
+    }
+}
+
+impl Rows {
+    fn count(&self, owner: &str) -> usize {
+        self.of(owner).count()
+    }
+
+    /// Sessions that cannot give way to another: those in use, and those that are being opened.
+    fn in_use(&self, owner: &str) -> usize {
+        let used = self.of(owner).filter(|(_, row)| row.session.unused_since().is_none()).count();
+        used + self.opening.iter().filter(|opening| *opening == owner).count()
+    }
+
+    fn longest_unused(&self, owner: &str) -> Option<String> {
+        let unused = self.of(owner).filter_map(|(id, row)| Some((row.session.unused_since()?, id)));
+        unused.min().map(|(_, id)| id.clone())
+    }
+
+    fn of(&self, owner: &str) -> impl Iterator<Item = (&String, &Row)> {
+        self.sessions.iter().filter(move |(_, row)| row.owner == owner)
+    }
+
+    fn end(&mut self, id: &str) {
+        if let Some(row) = self.sessions.remove(id) {
+            row.session.end();
+        }
+    }
+}
+
+fn too_many(most: usize) -> Error {
+    Error {
+        code: ErrorCode::QuotaExceeded,
+        message: format!("{most} MCP sessions of this key are in use"),
+        layer: Layer::Policy,
+        ran: Ran::No,
+        retry: Retry::Safe,
+        fix: "End one of them, or wait until one is not in use.".into(),
+    }
+}
+
+fn full() -> Error {
+    Error {
+        code: ErrorCode::Capacity,
+        message: "the server has all the MCP sessions that it may have".into(),
+        layer: Layer::Platform,
+        ran: Ran::No,
+        retry: Retry::Safe,
+        fix: "Ask again later.".into(),
+    }
+}

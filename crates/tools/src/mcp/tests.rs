@@ -1,0 +1,132 @@
+//! A client's words against a host that pretends, without a network.
+
+mod http;
+mod pipe;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+
+use super::{Answer, Artifact, Content, Host, Progress, Tool};
+
+/// What happened to the hosts of a test.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+/// A host that pretends.
+struct Fake {
+    name: &'static str,
+    log: Log,
+}
+
+/// Says that it was dropped.
+struct Watched(String, Log);
+
+impl Log {
+    fn host(&self, name: &'static str) -> Arc<dyn Host> {
+        Arc::new(Fake { name, log: self.clone() })
+    }
+
+    fn add(&self, line: String) {
+        self.0.lock().unwrap().push(line);
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn count(&self, line: &str) -> usize {
+        self.lines().iter().filter(|said| *said == line).count()
+    }
+
+    /// Waits for a line; time is paused in these tests, so that waiting costs none.
+    async fn until(&self, line: &str) {
+        for _ in 0..10_000 {
+            if self.count(line) > 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        panic!("`{line}` never came; there were {:?}", self.lines());
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.1.add(std::mem::take(&mut self.0));
+    }
+}
+
+#[async_trait]
+impl Host for Fake {
+    fn tools(&self) -> Vec<Tool> {
+        let schema = Map::from_iter([("type".to_owned(), json!("object"))]);
+        ["say", "wait", "make"]
+            .map(|name| Tool { name: name.into(), description: String::new(), schema: schema.clone() })
+            .into()
+    }
+
+    fn instructions(&self) -> String {
+        format!("I am {}.", self.name)
+    }
+
+    async fn call(
+        &self,
+        tool: &str,
+        arguments: Map<String, Value>,
+        progress: mpsc::Sender<Progress>,
+    ) -> Result<Answer, api::Error> {
+        self.log.add(format!("{} {tool}", self.name));
+        let mut answer = Answer { result: arguments, ..Answer::default() };
+        match tool {
+            "wait" => {
+                let _watched = Watched(format!("{} dropped", self.name), self.log.clone());
+                let _ = progress.send(Progress::Output { stderr: false, text: "waiting".into() }).await;
+                let seconds =
+                    answer.result.get("seconds").and_then(Value::as_u64).unwrap_or(u64::from(u32::MAX));
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+            }
+            "make" => {
+                answer.artifacts.push(Artifact {
+                    name: "a".into(),
+                    mime: "text/plain".into(),
+                    size_bytes: 1,
+                });
+            }
+            _ => {}
+        }
+        Ok(answer)
+    }
+
+    async fn artifacts(&self) -> Result<Vec<Artifact>, api::Error> {
+        Ok(Vec::new())
+    }
+
+    async fn artifact(&self, name: &str) -> Result<Content, api::Error> {
+        let bytes = if name == "large" { vec![0; 10_000_001] } else { vec![0] };
+        Ok(Content { mime: "text/plain".into(), bytes: bytes.into() })
+    }
+
+    async fn end(&self) {
+        self.log.add(format!("{} end", self.name));
+    }
+}
+
+/// A request of JSON-RPC.
+fn asked(id: u64, method: &str, params: Value) -> Value {
+    json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })
+}
+
+/// The first request of every client.
+fn hello(version: &str) -> Value {
+    let client = json!({ "name": "test", "version": "1" });
+    asked(0, "initialize", json!({ "protocolVersion": version, "capabilities": {}, "clientInfo": client }))
+}
+
+/// A notification of JSON-RPC.
+fn noted(method: &str, params: Value) -> Value {
+    json!({ "jsonrpc": "2.0", "method": method, "params": params })
+}

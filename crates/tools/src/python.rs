@@ -1,0 +1,260 @@
+//! The tool set `python`: scripts with their requirements, in a workspace that stays (A7).
+
+use api::{Error, ErrorCode, limits};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::call::{Call, wrong};
+use crate::publish::{Category, Definition};
+use crate::ran::Ran;
+
+/// Where a script is written before it is run (A7.04).
+pub const SCRIPT: &str = "/workspace/task.py";
+
+/// The instructions for a model.
+pub const PROMPT: &str = include_str!("python.md");
+
+/// A call of one of the tools, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// `execute_python`.
+    Execute {
+        /// The script.
+        script: String,
+        /// What is installed first.
+        requirements: Vec<String>,
+    },
+    /// `cleanup_sandbox`.
+    Cleanup,
+}
+
+/// What `execute_python` answers: always these three, and flags where a stream was cut (A7.03, A3.02).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Executed {
+    exit_code: i32,
+    stdout: String,
+    stderr: String,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    stdout_truncated: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    stderr_truncated: bool,
+}
+
+/// What `cleanup_sandbox` answers (A7.08).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CleanedUp {
+    /// Whether nothing of it is left.
+    pub success: bool,
+}
+
+/// The tools.
+pub fn definitions() -> Vec<Definition> {
+    vec![
+        Definition {
+            name: "execute_python",
+            description: "Execute a Python script in an isolated sandbox. Files in /workspace and installed packages persist \
+                          between executions of the session; variables and imports do not, so import what you need in each \
+                          script. There is no network while the script runs."
+                .into(),
+            parameters: json!({
+                "type": "object",
+                "properties": {
+                    "script": {"type": "string", "description": "The Python script to execute"},
+                    "requirements": {
+                        "type": "array",
+                        "items": {"type": "string"},
+                        "description": "Python packages to install first, one requirement each, for example \"requests==2.32.3\""
+                    }
+                },
+                "required": ["script"]
+            }),
+            category: Category::CodeExecution,
+        },
+        Definition {
+            name: "cleanup_sandbox",
+            description: "Release the sandbox of this session with all its files and installed packages. The next execution \
+                          starts in a new, empty one."
+                .into(),
+            parameters: json!({"type": "object", "properties": {}}),
+            category: Category::CodeExecution,
+        },
+    ]
+}
+
+/// Checks a call.
+///
+/// # Errors
+/// There is no such tool, or an argument is missing or wrong.
+pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
+    match tool {
+        "execute_python" => {
+            call.only(&["script", "requirements"])?;
+            let script = checked_code(call.text("script")?, "script")?;
+            let requirements = call.texts("requirements")?.unwrap_or_default();
+            check_requirements(&requirements)?;
+            Ok(Asked::Execute { script, requirements })
+        }
+        "cleanup_sandbox" => {
+            call.only(&[])?;
+            Ok(Asked::Cleanup)
+        }
+        other => Err(crate::publish::no_tool(other)),
+    }
+}
+
+/// Code that can be run: there is some, and not too much (A3.07).
+pub(crate) fn checked_code(code: &str, name: &str) -> Result<String, Error> {
+    if code.trim().is_empty() {
+        return Err(wrong(format!("`{name}` is empty"), "Send the code to run."));
+    }
+    if code.len() > limits::CODE_BYTES_MAX {
+        return Err(limits::exceeded(
+            &format!("`{name}`, in bytes,"),
+            code.len() as u64,
+            limits::CODE_BYTES_MAX as u64,
+        ));
+    }
+    Ok(code.to_owned())
+}
+
+fn check_requirements(requirements: &[String]) -> Result<(), Error> {
+    let most = limits::REQUIREMENTS_MAX;
+    if requirements.len() > most {
+        return Err(limits::exceeded("the number of `requirements`", requirements.len() as u64, most as u64));
+    }
+    let bad = |one: &&String| {
+        one.trim().is_empty() || one.len() > limits::REQUIREMENT_BYTES_MAX || one.contains('\n')
+    };
+    match requirements.iter().find(bad) {
+        Some(_) => {
+            Err(wrong("`requirements` has an entry that is empty or too long", "Name one package in each."))
+        }
+        None => Ok(()),
+    }
+}
+
+impl Executed {
+    /// What came of a script, or of the installation before it, which alone has no output (A4.05).
+    pub fn new(ran: &Ran) -> Self {
+        let said = ran.said();
+        Self {
+            exit_code: said.exit_code,
+            stdout: said.stdout,
+            stderr: said.stderr,
+            stdout_truncated: said.stdout_truncated,
+            stderr_truncated: said.stderr_truncated,
+        }
+    }
+
+    /// A failed installation: the script did not run (A4.05).
+    pub fn not_installed(ran: &Ran) -> Self {
+        Self { exit_code: 1, stdout: String::new(), stdout_truncated: false, ..Self::new(ran) }
+    }
+
+    /// Nothing ran (A7.03): in the documented words where there is no backend (A7.05).
+    pub fn failed(error: &Error) -> Self {
+        let stderr = match error.code {
+            ErrorCode::TierUnavailable => {
+                "Failed to initialize sandbox engine: Failed to initialize any sandbox backend \
+                                           (Daytona or Docker)"
+                    .to_owned()
+            }
+            ErrorCode::InvalidRequest | ErrorCode::LimitExceeded => {
+                format!("Invalid arguments: {}. {}", error.message, error.fix)
+            }
+            ErrorCode::SpawnFailed
+            | ErrorCode::NotFound
+            | ErrorCode::Conflict
+            | ErrorCode::NotRegular
+            | ErrorCode::Unsupported
+            | ErrorCode::Capacity
+            | ErrorCode::QuotaExceeded
+            | ErrorCode::RateLimited
+            | ErrorCode::Unauthorized
+            | ErrorCode::Forbidden
+            | ErrorCode::TooLarge
+            | ErrorCode::VersionUnsupported
+            | ErrorCode::StoreUnavailable
+            | ErrorCode::PostureMismatch
+            | ErrorCode::SandboxLost
+            | ErrorCode::Protocol
+            | ErrorCode::Deadline
+            | ErrorCode::Platform => {
+                format!("Failed to initialize sandbox engine: {}. {}", error.message, error.fix)
+            }
+        };
+        Self { exit_code: 1, stdout: String::new(), stderr, stdout_truncated: false, stderr_truncated: false }
+    }
+
+    /// Whether it ended well.
+    pub fn is_well(&self) -> bool {
+        self.exit_code == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::exec::Outcome;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn ask(tool: &str, arguments: Value) -> Result<Asked, Error> {
+        asked(tool, &Call::read(tool, arguments).unwrap())
+    }
+
+    #[test]
+    fn there_are_two_tools_and_they_have_no_other_arguments() {
+        // A7.01, A7.02, A15.03
+        let names: Vec<_> = definitions().iter().map(|tool| tool.name).collect();
+        assert_eq!(names, ["execute_python", "cleanup_sandbox"]);
+        let asked = ask("execute_python", json!({"script": "1"})).unwrap();
+        assert_eq!(asked, Asked::Execute { script: "1".into(), requirements: Vec::new() });
+        assert_eq!(ask("cleanup_sandbox", json!({})).unwrap(), Asked::Cleanup);
+        for (tool, arguments) in [
+            ("execute_python", json!({"script": "1", "timeout": 3})),
+            ("execute_python", json!({"script": ""})),
+            ("execute_python", json!({"script": 1})),
+            ("execute_python", json!({})),
+            ("execute_python", json!({"script": "1", "requirements": "numpy"})),
+            ("execute_python", json!({"script": "1", "requirements": [" "]})),
+            ("execute_python", json!({"script": "1", "requirements": ["a\nb"]})),
+            ("cleanup_sandbox", json!({"force": true})),
+            ("other", json!({})),
+        ] {
+            assert!(ask(tool, arguments.clone()).is_err(), "{tool} {arguments}");
+        }
+    }
+
+    #[test]
+    fn an_answer_has_three_keys_and_flags_only_where_something_was_cut() {
+        // A7.03, A3.02
+        let mut ran = Ran { outcome: Outcome::Exited { code: 0 }, ..Ran::not_started("", 60.0, 1) };
+        ran.stdout.push(b"42\n");
+        let text = serde_json::to_string(&Executed::new(&ran)).unwrap();
+        assert_eq!(text, r#"{"exit_code":0,"stdout":"42\n","stderr":""}"#);
+        ran.stdout.push(&[b'x'; 20_000]);
+        let value = serde_json::to_value(Executed::new(&ran)).unwrap();
+        assert_eq!((value["stdout_truncated"].clone(), value.get("stderr_truncated")), (json!(true), None));
+    }
+
+    #[test]
+    fn what_fails_before_the_script_has_the_same_shape() {
+        // A7.05
+        let none = Error { code: ErrorCode::TierUnavailable, ..wrong("No backend available", "x") };
+        assert_eq!(
+            serde_json::to_string(&Executed::failed(&none)).unwrap(),
+            "{\"exit_code\":1,\"stdout\":\"\",\"stderr\":\"Failed to initialize sandbox engine: \
+             Failed to initialize any sandbox backend (Daytona or Docker)\"}"
+        );
+        // A4.05
+        let mut ran = Ran {
+            outcome: Outcome::Exited { code: 1 },
+            ..Ran::not_started("Failed to install requirements: no", 60.0, 1)
+        };
+        ran.stdout.push(b"noise");
+        let told = Executed::not_installed(&ran);
+        assert_eq!((told.exit_code, told.stdout.as_str()), (1, ""));
+        assert_eq!(told.stderr, "Failed to install requirements: no");
+    }
+}

@@ -1,0 +1,147 @@
+//! How an exec ended, in the words that all tool sets share.
+
+use std::time::Duration;
+
+use api::exec::{LostCause, Outcome};
+
+use crate::capture::Capture;
+
+/// The exit code of a program that could not be started (A6.05).
+pub const NOT_STARTED: i32 = 127;
+
+/// An exec that has ended.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// How.
+    pub outcome: Outcome,
+    /// Its standard output.
+    pub stdout: Capture,
+    /// Its standard error.
+    pub stderr: Capture,
+    /// How long it ran.
+    pub duration: Duration,
+    /// The time it had, in seconds.
+    pub timeout_seconds: f64,
+    /// The memory it had.
+    pub memory_bytes: u64,
+}
+
+/// The same, as an answer says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Said {
+    /// As a shell would show it.
+    pub exit_code: i32,
+    /// The beginning of standard output.
+    pub stdout: String,
+    /// Whether there was more of it.
+    pub stdout_truncated: bool,
+    /// The end of standard error, and why we ended it.
+    pub stderr: String,
+    /// Whether there was more of it.
+    pub stderr_truncated: bool,
+}
+
+impl Ran {
+    /// An exec that was not started, and why.
+    pub fn not_started(why: &str, timeout_seconds: f64, memory_bytes: u64) -> Self {
+        let mut stderr = Capture::default();
+        stderr.push(why.as_bytes());
+        Self {
+            outcome: Outcome::Exited { code: NOT_STARTED },
+            stdout: Capture::default(),
+            stderr,
+            duration: Duration::ZERO,
+            timeout_seconds,
+            memory_bytes,
+        }
+    }
+
+    /// What an answer says of it. What was not the program's own doing is the last line of standard error.
+    pub fn said(&self) -> Said {
+        let (stdout, stdout_truncated) = self.stdout.beginning();
+        let (stderr, stderr_truncated) = self.stderr.ending(self.line().as_deref());
+        let exit_code = match self.outcome {
+            // A2.05, in a tier where an overrun ends the sandbox too.
+            Outcome::SandboxLost { cause: LostCause::Oom } => Outcome::Oom.shell_code(),
+            Outcome::Exited { .. }
+            | Outcome::Signaled { .. }
+            | Outcome::Timeout
+            | Outcome::Oom
+            | Outcome::OutputLimit
+            | Outcome::Cancelled
+            | Outcome::SandboxLost { .. }
+            | Outcome::Unknown => self.outcome.shell_code(),
+        };
+        Said { exit_code, stdout, stdout_truncated, stderr, stderr_truncated }
+    }
+
+    /// Why it was ended, where it did not end by itself.
+    fn line(&self) -> Option<String> {
+        match &self.outcome {
+            Outcome::Exited { .. } | Outcome::Signaled { .. } => None,
+            // A3.03
+            Outcome::Timeout => Some(format!("Execution timed out after {} seconds", self.timeout_seconds)),
+            // A2.05
+            Outcome::Oom => Some(format!("Memory limit of {} exceeded", megabytes(self.memory_bytes))),
+            Outcome::SandboxLost { cause: LostCause::Oom } => Some(format!(
+                "Memory limit of {} exceeded, which ended the sandbox. Its files are gone; the next call starts a new one",
+                megabytes(self.memory_bytes)
+            )),
+            Outcome::OutputLimit => Some("Execution ended: it wrote more than is allowed".into()),
+            Outcome::Cancelled => Some("Execution was cancelled".into()),
+            Outcome::SandboxLost { .. } => Some(
+                "The sandbox ended during the execution. Its files are gone; the next call starts a new one"
+                    .into(),
+            ),
+            Outcome::Unknown => Some("How the execution ended is not known".into()),
+        }
+    }
+}
+
+/// `512MB`, as limits are written for models.
+pub fn megabytes(bytes: u64) -> String {
+    format!("{}MB", bytes >> 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ran(outcome: Outcome) -> Ran {
+        let mut ran = Ran { outcome, ..Ran::not_started("", 60.0, 512 << 20) };
+        ran.stdout.push(b"out");
+        ran.stderr.push(b"err");
+        ran
+    }
+
+    #[test]
+    fn a_time_limit_is_an_exit_with_124_that_says_so() {
+        // A3.03
+        let said = ran(Outcome::Timeout).said();
+        assert_eq!((said.exit_code, said.stdout.as_str()), (124, "out"));
+        assert_eq!(said.stderr, "err\nExecution timed out after 60 seconds\n");
+        let short = Ran { timeout_seconds: 0.5, ..ran(Outcome::Timeout) };
+        assert!(short.said().stderr.ends_with("Execution timed out after 0.5 seconds\n"));
+    }
+
+    #[test]
+    fn a_memory_limit_is_an_exit_with_137_that_names_it() {
+        // A2.05
+        let said = ran(Outcome::Oom).said();
+        assert_eq!((said.exit_code, said.stderr.as_str()), (137, "err\nMemory limit of 512MB exceeded\n"));
+        let lost = ran(Outcome::SandboxLost { cause: LostCause::Oom }).said();
+        assert!(lost.exit_code == 137 && lost.stderr.contains("Memory limit of 512MB exceeded"));
+    }
+
+    #[test]
+    fn what_a_program_did_itself_is_told_as_it_is() {
+        for (outcome, code) in [
+            (Outcome::Exited { code: 3 }, 3),
+            (Outcome::Signaled { signal: 9 }, 137),
+            (Outcome::Exited { code: 0 }, 0),
+        ] {
+            let said = ran(outcome).said();
+            assert_eq!((said.exit_code, said.stderr.as_str()), (code, "err"));
+        }
+    }
+}
