@@ -46,6 +46,16 @@ engines size="--quick" *args:
         {{ if size == "--full" { "--test real_exec --test real_output --test real_limits --test real_lifecycle --test real_terminal_inside --test attacks" } else { "" } }} \
         --test real_engine --test real_laws {{args}} -- --test-threads=1 --nocapture'
 
+# The Python SDK: format, lints, types, and its suite on a real server; `just sdk -m thousand` for a thousand sandboxes at once
+sdk *args:
+    @{{tests}} tried --no-run --test real_cli
+    @scripts/steps sdk 'scripts/python sdk/python sh -c "ruff check . && ruff format --check . && mypy && pyright && pytest -q {{args}}"'
+
+# Unmodified clients of others: MCP's official ones, the cookbook's agents with OpenAI's, Anthropic's and LangChain's packages, a new user's path
+compat *args:
+    @{{tests}} tried --no-run --test real_cli
+    @scripts/steps compat 'scripts/with-engines scripts/python compat pytest -q {{args}}'
+
 # Every attack of attacks/, each with its positive control
 attacks *args:
     @scripts/steps attacks '{{tests}} tried --no-run --test real_cli && scripts/twice env {{real}} --test "attacks*" {{args}} -- --test-threads=1 --nocapture'

@@ -1,0 +1,336 @@
+"""Files of a sandbox. All of it happens inside, as the user that code runs as; paths are relative to `/workspace`."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import contextlib
+import hashlib
+import io
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote_to_bytes
+
+from .errors import Conflict, InvalidRequest, NotFound
+from .link import Ask, Failure, Lines, Link, escape, last_words
+from .outcome import decode
+from .pool import STALL_MAX
+from .transport import Lost
+
+DISK_BYTES_MAX = 64 << 30
+"""No disk of a sandbox is larger."""
+WHOLE_BYTES_MAX = 8 << 20
+"""What is sent at once. A larger file is sent so that it can be gone on with after a cut."""
+PIECE_BYTES = 256 << 10
+"""What is read and sent at once."""
+WORK_WITHIN = STALL_MAX + DISK_BYTES_MAX / (4 << 20)
+"""How long a sandbox may work on a whole disk: one that does less than 4 MiB in a second is broken."""
+READ_BYTES_MAX = 1 << 30
+"""What is read into memory, unless another number is asked for."""
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """What is at a path."""
+
+    path: str
+    kind: str
+    """`file`, `directory`, `symlink`, `fifo`, `socket`, `device` or `unknown`."""
+    size_bytes: int
+    mode: int
+    uid: int
+    gid: int
+    modified_at_ms: int
+    version: str
+    """Another text whenever the file is another or was written to."""
+    target: str | None = None
+    """Where a symlink leads."""
+    path_encoded: str | None = None
+    """The exact path, percent-encoded, where it is not UTF-8."""
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    """What happened to a file."""
+
+    event: str
+    """`created`, `modified`, `removed`; or `overflow`: nobody knows what was missed, so look again."""
+    path: str | None = None
+
+
+class AsyncFiles:
+    """The files of one sandbox."""
+
+    def __init__(self, link: Link, sandbox: str) -> None:
+        self._link = link
+        self._path = f"/v1/sandboxes/{sandbox}/files"
+
+    async def read(self, path: str) -> str:
+        """A file as text. What is not UTF-8 raises `UnicodeDecodeError`."""
+        return (await self.read_bytes(path)).decode()
+
+    async def read_bytes(self, path: str, *, most: int = READ_BYTES_MAX) -> bytes:
+        """All bytes of a regular file of at most so many, and of one version of it: goes on after a cut, and compares
+        the whole with the file's hash."""
+        into = io.BytesIO()
+        await self._copy_out(path, into, most)
+        return into.getvalue()
+
+    async def download(self, path: str, to: str | os.PathLike[str]) -> int:
+        """Copies a file to this machine, where it is whole or not at all; says how many bytes it has."""
+        target = Path(to)
+        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        try:
+            with part.open("wb") as into:
+                count = await self._copy_out(path, into, DISK_BYTES_MAX)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+        return count
+
+    async def write(
+        self, path: str, data: str | bytes | os.PathLike[str] | BinaryIO, *, mode: int | None = None
+    ) -> FileInfo:
+        """Puts a text, bytes, or a file of this machine (a `Path` or an open file) into a file. It is there whole at the
+        end or as it was before, and the directories above it are made."""
+        if isinstance(data, (str, bytes)):
+            source: BinaryIO = io.BytesIO(data.encode() if isinstance(data, str) else data)
+        elif isinstance(data, os.PathLike):
+            source = open(data, "rb")  # noqa: SIM115 - closed below, and one given by the caller is not
+        else:
+            source = data
+        try:
+            return await self._copy_in(path, source, mode)
+        finally:
+            if source is not data:
+                source.close()
+
+    async def list(self, path: str = ".", *, depth: int = 1) -> builtins.list[FileInfo]:
+        """What is in a directory, in the order of the names, and in those below it down to `depth`."""
+        route = self._route("/list", path=path) + f"&depth={depth}&limit=1000"
+        return [decode(FileInfo, item) for item in await self._link.pages(route)]
+
+    async def info(self, path: str) -> FileInfo:
+        """What is at a path. A symlink is not followed."""
+        return decode(FileInfo, await self._link.call(Ask("GET", self._route("", path=path))))
+
+    async def exists(self, path: str) -> bool:
+        """Whether something is at a path."""
+        try:
+            await self.info(path)
+        except NotFound:
+            return False
+        return True
+
+    async def remove(self, path: str, *, all: bool = False) -> int:
+        """Removes a file or an empty directory; with `all`, one with what is in it. One that is not there is fine."""
+        return await self._counted(Ask("DELETE", self._route("", path=path) + f"&all={_word(all)}"))
+
+    async def make_dir(self, path: str) -> int:
+        """Makes a directory and those above it. One that is there is fine."""
+        return await self._counted(Ask("POST", self._route("/make", path=path), repeatable=True))
+
+    async def move(self, source: str, target: str, *, replace: bool = False) -> int:
+        """Gives a thing another name. It is not sent twice: when the connection breaks, the error says that it may have
+        been done."""
+        return await self._counted(Ask("POST", self._two("/move", source, target, replace)))
+
+    async def copy(self, source: str, target: str, *, replace: bool = False) -> int:
+        """Copies a file, or a directory with what is in it. Not sent twice."""
+        return await self._counted(Ask("POST", self._two("/copy", source, target, replace)))
+
+    async def edit(self, path: str, old: str, new: str, *, all: bool = False) -> int:
+        """Replaces a text, which must be there exactly once unless `all` is meant; says in how many places. Not sent
+        twice."""
+        ask = Ask("POST", self._route("/edit", path=path)).json({"old": old, "new": new, "all": all})
+        return await self._counted(ask)
+
+    async def watch(self, path: str = ".", *, deep: bool = False) -> AsyncIterator[FileEvent]:
+        """What happens to a directory or a file, without an end. The first event is `watching`: from then on all is told.
+        What happens while it is not connected is lost, and said to be by `overflow`."""
+        attempts, connected = self._link.attempts(), False
+        route = self._route("/watch", path=path) + f"&deep={_word(deep)}"
+        lines: Lines | None = None
+        try:
+            while True:
+                try:
+                    lines = lines or await Lines.open(self._link, route)
+                    line = await lines.next()
+                    if line["type"] == "error":
+                        raise last_words(line["error"])
+                except Failure as failure:
+                    if lines is not None:
+                        await lines.close()
+                    lines = None
+                    await self._link.pause(attempts, failure)
+                    continue
+                attempts.progress()
+                if line["type"] == "watching":
+                    yield FileEvent("overflow" if connected else "watching")
+                    connected = True
+                elif line["type"] == "changed":
+                    yield decode(FileEvent, line)
+        finally:
+            if lines is not None:
+                await lines.close()
+
+    async def upload_archive(self, path: str, archive: bytes | BinaryIO, *, compression: str = "none") -> Mapping[str, int]:
+        """Unpacks a tar archive into a directory, which is made. Sent once: after a cut it is begun anew by the caller."""
+        body = archive if isinstance(archive, bytes) else _Pieces(archive, 0)
+        ask = Ask("PUT", self._route("/archive", path=path) + f"&compression={compression}", body=body)
+        said: Mapping[str, int] = await self._link.call(_patient(ask, repeatable=isinstance(archive, bytes)))
+        return said
+
+    async def download_archive(self, path: str, *, compression: str = "none", most: int = READ_BYTES_MAX) -> bytes:
+        """A directory with what is in it as a tar archive. Unpack it as a stranger's: `tarfile` with `filter="data"`."""
+        route = self._route("/archive", path=path) + f"&compression={compression}"
+        return await self._link.fetch(Ask("GET", route, within=STALL_MAX, stream=True), most)
+
+    async def _copy_out(self, path: str, into: BinaryIO, most: int) -> int:
+        info = await self.info(path)
+        if info.kind != "file":
+            raise InvalidRequest(f"{info.path!r} is a {info.kind}, no file", code="not_regular", layer="user_code", ran="no")
+        if info.size_bytes > most:
+            raise InvalidRequest(
+                f"{info.path!r} has {info.size_bytes} bytes, more than {most}",
+                code="too_large",
+                layer="user_code",
+                ran="no",
+                hint="Download it, or read a part of it with a command.",
+            )
+        whole, attempts, position = hashlib.sha256(), self._link.attempts(), 0
+        while position < info.size_bytes:
+            try:
+                async for chunk in self._rest(path, info, position):
+                    into.write(chunk)
+                    whole.update(chunk)
+                    position += len(chunk)
+                    attempts.progress()
+            except Failure as failure:
+                await self._link.pause(attempts, failure)
+        hashed = await self._link.call(Ask("GET", self._route("/hash", path=path), within=WORK_WITHIN))
+        if hashed["file"]["version"] != info.version or hashed["sha256"] != whole.hexdigest():
+            raise _changed(info)
+        return position
+
+    async def _rest(self, path: str, info: FileInfo, position: int) -> AsyncIterator[bytes]:
+        """The bytes of this version from there on, over one connection. Raises `Failure`."""
+        headers = {"if-match": f'"{info.version}"', "range": f"bytes={position}-"}
+        ask = Ask("GET", self._route("/content", path=path), headers=headers, within=STALL_MAX, stream=True)
+        answer = await self._link.open(ask)
+        if answer.status != 206:
+            raise self._link.lie(f"{answer.status} to a request for bytes from {position} on")
+        try:
+            while (chunk := await answer.chunk()) is not None:
+                position += len(chunk)
+                if position > info.size_bytes:
+                    raise self._link.lie("more bytes than the file has")
+                yield chunk
+        except Lost as lost:
+            raise self._link.cut(lost.why) from lost
+        finally:
+            await answer.close()
+        if position < info.size_bytes:
+            raise self._link.cut(f"the answer ended at {position} of {info.size_bytes} bytes")
+
+    async def _copy_in(self, path: str, source: BinaryIO, mode: int | None) -> FileInfo:
+        head = source.read(WHOLE_BYTES_MAX + 1)
+        if len(head) <= WHOLE_BYTES_MAX:
+            digest = base64.b64encode(hashlib.sha256(head).digest()).decode()
+            headers = {"content-digest": f"sha-256=:{digest}:"}
+            ask = Ask("PUT", self._content(path, mode), body=head, headers=headers)
+            return decode(FileInfo, (await self._link.call(_patient(ask)))["file"])
+        source.seek(-len(head), os.SEEK_CUR)
+        part = f"{path}.{secrets.token_hex(4)}.part"
+        try:
+            await self._send_part(part, source, mode)
+            # The name changes in one step. Where the answer is lost, what is there tells whether it was.
+            await self.move(part, path, replace=True)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await self.remove(part)
+            raise
+        return await self.info(path)
+
+    async def _send_part(self, part: str, source: BinaryIO, mode: int | None) -> None:
+        """Sends a large file under another name, going on after each cut where it stopped."""
+        attempts, begin, offset = self._link.attempts(), source.tell(), 0
+        while True:
+            source.seek(begin + offset)
+            body = _Pieces(source, offset)
+            ask = Ask("PUT", self._content(part, mode) + f"&offset={offset}", body=body, stream=True)
+            try:
+                answer = await self._link.open(_patient(ask))
+                await answer.close()
+                break
+            except Failure as failure:
+                await self._link.pause(attempts, failure)
+            with contextlib.suppress(NotFound):
+                there = (await self.info(part)).size_bytes
+                if there > offset:
+                    attempts.progress()
+                offset = there
+        source.seek(begin)
+        whole = hashlib.sha256()
+        for piece in _Pieces(source, 0):
+            whole.update(piece)
+        hashed = await self._link.call(Ask("GET", self._route("/hash", path=part), within=WORK_WITHIN))
+        if hashed["sha256"] != whole.hexdigest():
+            raise self._link.protocol(f"{part} arrived as something else")
+
+    async def _counted(self, ask: Ask) -> int:
+        said = await self._link.call(_patient(ask, repeatable=ask.repeatable))
+        return int(said["count"])
+
+    def _content(self, path: str, mode: int | None) -> str:
+        return self._route("/content", path=path) + ("" if mode is None else f"&mode={mode & 0o777:04o}")
+
+    def _two(self, below: str, source: str, target: str, replace: bool) -> str:
+        return self._route(below, **{"from": source, "to": target}) + f"&replace={_word(replace)}"
+
+    def _route(self, below: str, **paths: str) -> str:
+        query = "&".join(f"{name}={escape(os.fsencode(path))}" for name, path in paths.items())
+        return f"{self._path}{below}?{query}"
+
+
+class _Pieces:
+    """A file as it is sent: one piece is held at a time, whatever its length."""
+
+    def __init__(self, source: BinaryIO, offset: int) -> None:
+        self._source, self.offset = source, offset
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := self._source.read(PIECE_BYTES):
+            yield piece
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self:
+            yield piece
+
+
+def exact_path(info: FileInfo) -> str:
+    """The path of a file whose name is not UTF-8, as Python writes such names."""
+    return info.path if info.path_encoded is None else os.fsdecode(unquote_to_bytes(info.path_encoded))
+
+
+def _patient(ask: Ask, repeatable: bool | None = None) -> Ask:
+    return Ask(ask.method, ask.path, ask.body, ask.headers, WORK_WITHIN, repeatable, ask.stream)
+
+
+def _changed(info: FileInfo) -> Conflict:
+    return Conflict(
+        f"{info.path!r} was written to while it was read",
+        code="conflict",
+        layer="user_code",
+        ran="no",
+        retryable=True,
+        hint="Wait until nothing writes to it, or copy it inside the sandbox and read the copy.",
+    )
+
+
+def _word(flag: bool) -> str:
+    return "true" if flag else "false"
