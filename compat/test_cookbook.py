@@ -133,7 +133,7 @@ def test_langchain_agent_calls_tools_side_by_side_and_mends_arguments(cook: Cook
         ),
         Turn(
             calls=[Call("execute_python", {"script": "raise ValueError('Test error')"})],
-            expects=heard("Tuesday", '"exit_code": 1', "`code`"),
+            expects=heard("Tuesday", '"exit_code": 1', "`script` is missing"),
         ),
         Turn("It was a Tuesday.", expects=heard("ValueError: Test error")),
     ]

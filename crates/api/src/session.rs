@@ -23,6 +23,8 @@ pub const IDLE_MS: u64 = 900_000;
 pub const DATASETS_MAX: usize = 64;
 /// The size of one: as much as fits the disk of a sandbox with the usual limits, with room for what is made of it.
 pub const DATASET_BYTES_MAX: u64 = 512 << 20;
+/// The size of all datasets of one session together.
+pub const DATASETS_BYTES_MAX: u64 = 4 << 30;
 /// The length of a dataset's name, so that its file's fits a directory.
 const DATASET_NAME_BYTES_MAX: usize = 200;
 /// Calls of one session that may wait for their turn.
@@ -169,6 +171,12 @@ pub struct Run {
     pub stdout_bytes: u64,
     /// Bytes of standard error.
     pub stderr_bytes: u64,
+    /// The first byte of standard output that was not kept, and the first that was again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdout_gap: Option<(u64, u64)>,
+    /// The same of standard error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr_gap: Option<(u64, u64)>,
     /// When it was begun, in milliseconds since 1970, by the server's clock.
     pub started_at_ms: u64,
     /// How long it took, waiting for its turn not included.

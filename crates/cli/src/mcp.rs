@@ -97,7 +97,13 @@ impl Host for Talk {
         };
         let ended = result.get("exit_code").and_then(Value::as_i64).unwrap_or(0);
         let failed = ended != 0 || result.get("success").and_then(Value::as_bool) == Some(false);
-        let artifacts = self.artifacts().await?.into_iter().filter(|artifact| names(&result, &artifact.name));
+        // The answer is there, whether or not its files can be listed.
+        let artifacts = self
+            .artifacts()
+            .await
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|artifact| names(&result, &artifact.name));
         Ok(Answer { artifacts: artifacts.collect(), ..Answer::of(&result.to_string(), failed) })
     }
 

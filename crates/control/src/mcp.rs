@@ -19,8 +19,10 @@ use tools::publish::Facts;
 use crate::account::{Account, Rate};
 use crate::caller::{Asked, Caller};
 use crate::fault::Fault;
+use crate::output::place;
 use crate::platform::Platform;
 use crate::session::Live;
+use crate::session::files::whole;
 use crate::session::flight::EndsWith;
 
 /// Clients at once, all together and of one key. Each holds a little memory; its sandbox is counted by its project's quota.
@@ -107,9 +109,10 @@ impl Host for Talk {
         arguments: Map<String, Value>,
         progress: mpsc::Sender<Progress>,
     ) -> Result<Answer, Error> {
+        let _place = place(&self.account.share).map_err(|fault| fault.error().clone())?;
         let live = self.live().await?;
         let mut events = live.events();
-        let random = node::machine::random().map_err(|error| error.to_api())?;
+        let random = node::machine::random().map_err(discreet)?;
         let id = ExecId::from_random(random);
         let call = (tool, Value::Object(arguments));
         let flight = live.call(&self.platform, &self.account, call, (id.clone(), false)).await;
@@ -120,8 +123,9 @@ impl Host for Talk {
         let told = loop {
             tokio::select! {
                 landing = &mut landing => break landing?,
-                Ok(event) = events.recv() => {
-                    if let SessionEvent::Output { run, stream, text: Some(text), .. } = event && run == id {
+                event = events.recv() => {
+                    // What was missed is in the answer.
+                    if let Ok(SessionEvent::Output { run, stream, text: Some(text), .. }) = event && run == id {
                         // Whoever is slow to hear of it misses a part; the answer has it.
                         let _ = progress.try_send(Progress::Output { stderr: stream == Stream::Stderr, text });
                     }
@@ -139,7 +143,7 @@ impl Host for Talk {
 
     async fn artifacts(&self) -> Result<Vec<Artifact>, Error> {
         let Some(live) = self.live.get() else { return Ok(Vec::new()) };
-        let kept = live.artifacts().await.map_err(|error| error.to_api())?;
+        let kept = live.artifacts().await.map_err(discreet)?;
         let kept =
             kept.into_iter().map(|one| Artifact { name: one.name, mime: one.mime, size_bytes: one.size });
         Ok(kept.collect())
@@ -148,16 +152,13 @@ impl Host for Talk {
     async fn artifact(&self, name: &str) -> Result<Content, Error> {
         let missing = || Error::not_found(format!("the session keeps no {name:?}"));
         let live = self.live.get().ok_or_else(missing)?;
-        let found = live.artifact(name).await.map_err(|error| error.to_api())?;
-        let (artifact, mut outgoing) = found.ok_or_else(missing)?;
+        let found = live.artifact(name).await.map_err(discreet)?;
+        let (artifact, outgoing) = found.ok_or_else(missing)?;
         if artifact.size > ARTIFACT_BYTES_MAX {
             let error = limits::exceeded("the artifact, in bytes,", artifact.size, ARTIFACT_BYTES_MAX);
             return Err(Error { code: ErrorCode::TooLarge, ..error });
         }
-        let mut bytes = Vec::new();
-        while let Some(piece) = outgoing.next().await.map_err(|error| error.to_api())? {
-            bytes.extend_from_slice(&piece);
-        }
+        let bytes = whole(outgoing).await.map_err(discreet)?;
         Ok(Content { mime: artifact.mime, bytes: bytes.into() })
     }
 
@@ -167,6 +168,11 @@ impl Host for Talk {
             tracing::warn!(error = fault.error().message, "the session of an MCP client is not ended");
         }
     }
+}
+
+/// An error of the machine, without what is nobody's business.
+fn discreet(error: node::Error) -> Error {
+    Fault::from(error).error().clone()
 }
 
 fn interpreter() -> ToolSet {

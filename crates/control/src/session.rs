@@ -10,25 +10,28 @@
 //! | module | holds |
 //! |---|---|
 //! | [`flight`] | a call that is under way, shared by all who wait for it |
-//! | [`tool`] | what each tool does, step by step |
+//! | `run` | a run: one tool call, from its turn to its answer |
+//! | `tool` | what each tool does, step by step |
 //! | `sandbox` | the sandbox of a session: made, found, lost, given up |
 //! | `exec` | one exec of a run: its output to whoever follows, to the answer and to what is kept |
 //! | `files` | files that a session keeps |
 
 mod exec;
-mod files;
+pub(crate) mod files;
 pub mod flight;
-mod sandbox;
-pub mod tool;
+mod run;
+pub(crate) mod sandbox;
+mod tool;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use api::limits::{Limits, WantedLimits};
 use api::session::{
-    CreateSession, DATASETS_MAX, Session, SessionDataset, SessionEvent, SessionState, ToolSet, WAITING_MAX,
-    dataset_path,
+    CreateSession, DATASETS_BYTES_MAX, DATASETS_MAX, Session, SessionDataset, SessionEvent, SessionState,
+    ToolSet, WAITING_MAX, dataset_path,
 };
 use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, SessionId, limits};
 use node::{Folder, clock};
@@ -43,7 +46,9 @@ use crate::platform::Platform;
 use flight::Flight;
 
 /// Events that a slow reader may be behind.
-const EVENTS: usize = 1024;
+const EVENTS: usize = 256;
+/// How long the end of a session waits for a run to tell its own.
+const LAST_WORDS_WITHIN: Duration = Duration::from_secs(10);
 /// Runs that a session remembers.
 const RUNS_MAX: usize = 200;
 
@@ -72,9 +77,10 @@ pub struct Sessions {
 /// A session in use.
 pub struct Live {
     id: SessionId,
+    project: String,
     record: tokio::sync::Mutex<Record>,
     /// Whose turn it is. It is fair: whoever asks first is first.
-    turn: tokio::sync::Mutex<Turn>,
+    turn: Arc<tokio::sync::Mutex<Turn>>,
     waiting: AtomicUsize,
     events: broadcast::Sender<SessionEvent>,
     flights: Mutex<HashMap<ExecId, Arc<Flight>>>,
@@ -84,8 +90,12 @@ pub struct Live {
 /// What only whoever has the turn needs to know.
 #[derive(Default)]
 struct Turn {
-    /// Which version of each output file of which sandbox is kept already.
-    kept: HashMap<(api::SandboxId, String), String>,
+    /// The sandbox that was used last.
+    of: Option<api::SandboxId>,
+    /// Which version of each of its output files is kept already.
+    kept: HashMap<String, String>,
+    /// The end of the sandbox of the run before.
+    leaving: Option<tokio::task::JoinHandle<()>>,
 }
 
 /// A place among those who wait.
@@ -155,6 +165,10 @@ impl Sessions {
     pub async fn find(&self, platform: &Platform, account: &Account, named: &str) -> Answer<Arc<Live>> {
         let project = &account.key.project;
         let id = named.parse::<SessionId>().map_err(|_| missing(named))?;
+        let known = locked(&self.live).get(&id).map(Arc::clone);
+        if let Some(live) = known {
+            return if live.project == *project { Ok(live) } else { Err(missing(named).into()) };
+        }
         let record = platform.store.session(project, &id).await?.ok_or_else(|| missing(named))?;
         let folder = platform.node.folder(project, &id);
         let mut live = locked(&self.live);
@@ -170,6 +184,9 @@ impl Sessions {
     pub async fn tidy(&self, platform: &Platform, before_ms: u64) -> Result<(), crate::store::Error> {
         locked(&self.live).retain(|_, live| Arc::strong_count(live) > 1);
         for session in platform.store.old_sessions(before_ms).await? {
+            if locked(&self.live).contains_key(&session.id) {
+                continue;
+            }
             let lives = session.sandbox.as_ref().and_then(|id| platform.node.find(id));
             if lives.is_some_and(|sandbox| !sandbox.state.is_terminal()) {
                 continue;
@@ -188,8 +205,9 @@ impl Live {
     fn new(id: SessionId, record: Record, folder: Folder) -> Self {
         Self {
             id,
+            project: record.session.project.clone(),
             record: tokio::sync::Mutex::new(record),
-            turn: tokio::sync::Mutex::default(),
+            turn: Arc::default(),
             waiting: AtomicUsize::new(0),
             events: broadcast::Sender::new(EVENTS),
             flights: Mutex::default(),
@@ -222,15 +240,20 @@ impl Live {
         }
         self.release(platform, account, &mut record).await;
         self.save(platform, &record).await?;
+        let session = record.session.clone();
+        drop(record);
+        // The run that lost its sandbox tells its end first.
+        let _ = tokio::time::timeout(LAST_WORDS_WITHIN, self.turn.lock()).await;
         self.say(SessionEvent::SessionEnded);
-        Ok(record.session.clone())
+        Ok(session)
     }
 
     /// Frees everything it holds on the machine: waits for the run that goes on, and stops the sandbox (A1.06). Can be repeated.
     ///
     /// # Errors
     /// The store does not answer.
-    pub async fn clean_up(&self, platform: &Platform, account: &Account) -> Answer<Session> {
+    pub async fn clean_up(self: &Arc<Self>, platform: &Platform, account: &Account) -> Answer<Session> {
+        let _waiting = self.wait()?;
         let _turn = self.turn.lock().await;
         let mut record = self.record.lock().await;
         self.release(platform, account, &mut record).await;
@@ -287,6 +310,14 @@ impl Live {
                 DATASETS_MAX as u64,
             ));
         }
+        let whole = others().map(|other| other.size_bytes).sum::<u64>().saturating_add(size_bytes);
+        if whole > DATASETS_BYTES_MAX {
+            return Err(limits::exceeded(
+                "the datasets of the session, in bytes,",
+                whole,
+                DATASETS_BYTES_MAX,
+            ));
+        }
         Ok(SessionDataset { name: name.to_owned(), path, size_bytes })
     }
 
@@ -308,8 +339,15 @@ impl Live {
         Ok(waiting)
     }
 
-    async fn save(&self, platform: &Platform, record: &Record) -> Result<(), crate::store::Error> {
-        platform.store.put_session(record, clock::wall_ms()).await.map(drop)
+    /// Writes it down as it is now.
+    ///
+    /// # Errors
+    /// It was forgotten meanwhile, or the store does not answer.
+    async fn save(&self, platform: &Platform, record: &Record) -> Answer<()> {
+        match platform.store.put_session(record, clock::wall_ms()).await? {
+            true => Ok(()),
+            false => Err(missing(self.id.as_str()).into()),
+        }
     }
 
     fn say(&self, event: SessionEvent) {

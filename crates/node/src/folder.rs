@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use api::SessionId;
 use api::files::{FileAnswer, FileAsk, FileInfo, FilePath, Hashing};
+use api::{ErrorCode, Layer, Ran, Retry, SessionId};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
 use serde::de::DeserializeOwned;
@@ -74,7 +74,7 @@ impl Node {
 }
 
 impl Call {
-    /// The regular files below a folder of the sandbox, in the order of their paths; and whether there are more than are looked at.
+    /// The regular files below a folder of the sandbox, in the order of their paths; and whether all were looked at.
     ///
     /// # Errors
     /// The sandbox has ended, or does not answer.
@@ -287,12 +287,15 @@ impl Folder {
         Ok(self.objects.json(&self.key(names)).await?.map(|(value, _)| value))
     }
 
-    /// What is directly below these names.
+    /// Begins something of at most so many bytes, for which there is room.
     ///
     /// # Errors
-    /// What the file system said.
-    pub async fn names(&self, names: &[&str]) -> Result<Vec<String>, Error> {
-        self.objects.names(&self.key(names)).await
+    /// There is none, or what the file system said.
+    pub async fn begin_within(&self, names: &[&str], bytes: u64) -> Result<Incoming, Error> {
+        if !self.objects.has_room(bytes) {
+            return Err(Error::Request(no_room()));
+        }
+        self.begin(names).await
     }
 
     fn has_room(&self, manifest: &Manifest, name: &str, size_bytes: u64) -> bool {
@@ -307,6 +310,17 @@ impl Folder {
 
     fn key(&self, names: &[&str]) -> object_store::path::Path {
         key([self.project.as_str(), self.session.as_str()].into_iter().chain(names.iter().copied()))
+    }
+}
+
+fn no_room() -> api::Error {
+    api::Error {
+        code: ErrorCode::Capacity,
+        message: "the machine has no room for what the session keeps".into(),
+        layer: Layer::Platform,
+        ran: Ran::No,
+        retry: Retry::Safe,
+        fix: "Remove what sessions keep and nobody needs, or free some of the machine's disk.".into(),
     }
 }
 

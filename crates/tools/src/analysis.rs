@@ -2,7 +2,7 @@
 
 use api::Error;
 use api::limits;
-use api::session::{TIMEOUT_SECONDS, TIMEOUT_SECONDS_MAX};
+use api::session::{TIMEOUT_SECONDS, TIMEOUT_SECONDS_MAX, ToolSet};
 use serde::Serialize;
 use serde_json::json;
 
@@ -30,14 +30,14 @@ pub enum Asked {
     /// `sandbox_write_file`.
     Write {
         /// Which file.
-        file_path: String,
+        file: File,
         /// What it will hold.
         content: String,
     },
     /// `sandbox_edit_file`.
     Edit {
         /// Which file.
-        file_path: String,
+        file: File,
         /// What stands there once.
         old_string: String,
         /// What stands there afterwards.
@@ -45,6 +45,15 @@ pub enum Asked {
     },
     /// A file tool that is refused before any sandbox is touched.
     Refused(Box<Refused>),
+}
+
+/// A file below one of the two places for files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// As the call names it.
+    pub given: String,
+    /// The same without dots.
+    pub place: String,
 }
 
 /// A command to run.
@@ -170,8 +179,8 @@ pub fn definitions() -> Vec<Definition> {
 pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
     match tool {
         "sandbox_exec" => {
-            call.only(&["command", "timeout"])?;
             let command = call.texts("command")?.ok_or_else(|| missing("command"))?;
+            call.only(&["command", "timeout"])?;
             if command.first().is_none_or(String::is_empty) {
                 return Err(wrong("`command` is empty", "Give the program as the first element."));
             }
@@ -187,18 +196,19 @@ pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
             Ok(Asked::Exec(Exec { command, timeout }))
         }
         "sandbox_write_file" => {
-            call.only(&["file_path", "content"])?;
             let (file_path, content) = (call.text("file_path")?, call.text("content")?);
+            call.only(&["file_path", "content"])?;
             let Some(place) = placed(file_path) else { return Ok(Asked::refused(Refused::path(file_path))) };
             if content.len() >= CONTENT_BYTES_MAX {
                 return Ok(Asked::refused(Refused::too_large(file_path, content.len())));
             }
-            Ok(Asked::Write { file_path: place, content: content.to_owned() })
+            let file = File { given: file_path.to_owned(), place };
+            Ok(Asked::Write { file, content: content.to_owned() })
         }
         "sandbox_edit_file" => {
-            call.only(&["file_path", "old_string", "new_string"])?;
             let file_path = call.text("file_path")?;
             let (old, new) = (call.text("old_string")?, call.text("new_string")?);
+            call.only(&["file_path", "old_string", "new_string"])?;
             let Some(place) = placed(file_path) else { return Ok(Asked::refused(Refused::path(file_path))) };
             if old.is_empty() {
                 let error = "old_string is empty".to_owned();
@@ -210,9 +220,10 @@ pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
                     hint,
                 }));
             }
-            Ok(Asked::Edit { file_path: place, old_string: old.into(), new_string: new.into() })
+            let file = File { given: file_path.to_owned(), place };
+            Ok(Asked::Edit { file, old_string: old.into(), new_string: new.into() })
         }
-        other => Err(crate::publish::no_tool(other)),
+        other => Err(crate::publish::no_tool(ToolSet::Analysis, other)),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The tool set `interpreter`: Python code, each run in a sandbox of its own (A8).
 
-use api::session::SessionArtifact;
+use api::session::{SessionArtifact, ToolSet};
 use api::{Error, ErrorCode, SessionId};
 use serde::Serialize;
 use serde_json::json;
@@ -98,10 +98,11 @@ pub fn definitions(facts: &Facts) -> Vec<Definition> {
 /// There is no such tool, or an argument is missing or wrong.
 pub fn asked(tool: &str, call: &Call) -> Result<String, Error> {
     if tool != "execute_python_code" {
-        return Err(crate::publish::no_tool(tool));
+        return Err(crate::publish::no_tool(ToolSet::Interpreter, tool));
     }
+    let code = checked_code(call.text("code")?, "code")?;
     call.only(&["code"])?;
-    checked_code(call.text("code")?, "code")
+    Ok(code)
 }
 
 /// The folder of a session's files, as answers name it (A8.05).
@@ -128,11 +129,6 @@ impl File {
             size: artifact.size,
             base64,
         }
-    }
-
-    /// Its type and bytes, where it is a picture that the answer carries.
-    pub fn picture(&self) -> Option<(&str, &str)> {
-        self.base64.as_ref().map(|base64| (self.mime.as_str(), base64.as_str()))
     }
 }
 
@@ -195,11 +191,6 @@ impl Executed {
     /// Whether it ended well.
     pub fn is_well(&self) -> bool {
         self.success
-    }
-
-    /// What it made.
-    pub fn files(&self) -> &[File] {
-        &self.files
     }
 }
 

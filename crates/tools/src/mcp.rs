@@ -50,6 +50,9 @@ use crate::publish::{self, Facts};
 /// The size of an artifact that is read as a resource at most: as base64 it is less than the 16 MiB that clients take at once.
 pub const ARTIFACT_BYTES_MAX: u64 = 10_000_000;
 
+/// Pictures of one answer, in base64: the official Python client takes no message of more than a mebibyte.
+const IMAGES_BYTES_MAX: usize = 700_000;
+
 /// Whoever runs the tools of one client.
 ///
 /// A host that was made and never called holds nothing: a client may look at the tools and go.
@@ -170,15 +173,18 @@ pub fn of_set(set: ToolSet, facts: &Facts) -> Vec<Tool> {
 }
 
 impl Answer {
-    /// An answer of a tool. Pictures are taken out of its text, in which no model could read them.
+    /// An answer of a tool. Pictures are taken out of its text, in which no model could read them; those that are too large are
+    /// resources only.
     pub fn of(text: &str, failed: bool) -> Self {
         let mut result: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
-        let mut images = Vec::new();
+        let (mut images, mut left) = (Vec::new(), IMAGES_BYTES_MAX);
         for file in result.get_mut("files").and_then(Value::as_array_mut).into_iter().flatten() {
             let Some(file) = file.as_object_mut() else { continue };
             if let (Some(Value::String(base64)), Some(Value::String(mime))) =
                 (file.remove("base64"), file.get("type"))
+                && base64.len() <= left
             {
+                left -= base64.len();
                 images.push(Image { mime: mime.clone(), base64 });
             }
         }

@@ -2,7 +2,7 @@
 
 use api::Error;
 use api::limits::Limits;
-use api::session::{Session, TIMEOUT_SECONDS, ToolSet};
+use api::session::{TIMEOUT_SECONDS, ToolSet};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -61,12 +61,6 @@ impl Default for Facts {
     }
 }
 
-impl From<&Session> for Facts {
-    fn from(session: &Session) -> Self {
-        Self { timeout_seconds: session.timeout_seconds, memory_bytes: session.memory_bytes() }
-    }
-}
-
 /// The tools of a set.
 pub fn definitions(set: ToolSet, facts: &Facts) -> Vec<Definition> {
     match set {
@@ -104,10 +98,11 @@ pub fn prompt(set: ToolSet) -> &'static str {
 }
 
 /// The error for a tool that a set does not have.
-pub fn no_tool(name: &str) -> Error {
+pub fn no_tool(set: ToolSet, name: &str) -> Error {
     let shown: String = name.chars().take(100).collect();
+    let names: Vec<_> = definitions(set, &Facts::default()).iter().map(|tool| tool.name).collect();
     Error {
-        fix: "Call one of the tools that `GET /v1/tools` lists for the session's tool set.".into(),
+        fix: format!("Call one of {}.", names.join(", ")),
         ..Error::not_found(format!("there is no tool {shown:?}"))
     }
 }

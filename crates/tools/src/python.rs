@@ -1,15 +1,20 @@
 //! The tool set `python`: scripts with their requirements, in a workspace that stays (A7).
 
-use api::{Error, ErrorCode, limits};
+use api::session::ToolSet;
+use api::{Error, ErrorCode, Ran as DidRun, limits};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::call::{Call, wrong};
+use crate::capture::TEXT_BYTES_MAX;
 use crate::publish::{Category, Definition};
 use crate::ran::Ran;
 
 /// Where a script is written before it is run (A7.04).
 pub const SCRIPT: &str = "/workspace/task.py";
+
+/// How a failed installation begins (A4.05).
+const NOT_INSTALLED: &str = "Failed to install requirements: ";
 
 /// The instructions for a model.
 pub const PROMPT: &str = include_str!("python.md");
@@ -88,8 +93,8 @@ pub fn definitions() -> Vec<Definition> {
 pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
     match tool {
         "execute_python" => {
-            call.only(&["script", "requirements"])?;
             let script = checked_code(call.text("script")?, "script")?;
+            call.only(&["script", "requirements"])?;
             let requirements = call.texts("requirements")?.unwrap_or_default();
             check_requirements(&requirements)?;
             Ok(Asked::Execute { script, requirements })
@@ -98,7 +103,7 @@ pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
             call.only(&[])?;
             Ok(Asked::Cleanup)
         }
-        other => Err(crate::publish::no_tool(other)),
+        other => Err(crate::publish::no_tool(ToolSet::Python, other)),
     }
 }
 
@@ -146,9 +151,20 @@ impl Executed {
         }
     }
 
-    /// A failed installation: the script did not run (A4.05).
+    /// A failed installation: the script did not run (A4.05). Of a long complaint the end is kept, and always how it begins.
     pub fn not_installed(ran: &Ran) -> Self {
-        Self { exit_code: 1, stdout: String::new(), stdout_truncated: false, ..Self::new(ran) }
+        let Self { stderr, stderr_truncated, .. } = Self::new(ran);
+        let complaint = stderr.strip_prefix(NOT_INSTALLED).unwrap_or(&stderr);
+        let over = (NOT_INSTALLED.len() + complaint.len()).saturating_sub(TEXT_BYTES_MAX);
+        let from = (over..=complaint.len()).find(|at| complaint.is_char_boundary(*at)).unwrap_or(0);
+        let stderr = format!("{NOT_INSTALLED}{}", complaint.get(from..).unwrap_or_default());
+        Self {
+            exit_code: 1,
+            stdout: String::new(),
+            stderr,
+            stdout_truncated: false,
+            stderr_truncated: stderr_truncated || from > 0,
+        }
     }
 
     /// Nothing ran (A7.03): in the documented words where there is no backend (A7.05).
@@ -162,6 +178,8 @@ impl Executed {
             ErrorCode::InvalidRequest | ErrorCode::LimitExceeded => {
                 format!("Invalid arguments: {}. {}", error.message, error.fix)
             }
+            // Something ran, or may have.
+            _ if error.ran != DidRun::No => format!("Execution failed: {}. {}", error.message, error.fix),
             ErrorCode::SpawnFailed
             | ErrorCode::NotFound
             | ErrorCode::Conflict
@@ -256,5 +274,13 @@ mod tests {
         let told = Executed::not_installed(&ran);
         assert_eq!((told.exit_code, told.stdout.as_str()), (1, ""));
         assert_eq!(told.stderr, "Failed to install requirements: no");
+        ran.stderr.push(&[b'x'; 20_000]);
+        let told = Executed::not_installed(&ran);
+        assert!(told.stderr.starts_with("Failed to install requirements: xx") && told.stderr.len() <= 10_240);
+        let memory = Ran { outcome: Outcome::Oom, ..Ran::not_started("", 60.0, 512 << 20) };
+        assert_eq!(
+            Executed::not_installed(&memory).stderr,
+            "Failed to install requirements: Memory limit of 512MB exceeded\n"
+        );
     }
 }

@@ -135,6 +135,7 @@ pub async fn clean_up(
     At(named): At<String>,
 ) -> Answer<Json<Session>> {
     caller.require(Role::Write)?;
+    let _place = place(&caller.share)?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     Ok(Json(live.clean_up(&platform, &caller).await?))
 }
@@ -156,7 +157,7 @@ pub async fn put_dataset(
     platform.note(&caller, Act::DatasetPut, |entry| entry.detail(&name));
     let id = live.shown().await.id;
     let folder = platform.node.folder(&caller.key.project, &id);
-    let mut incoming = folder.begin(&["datasets", &dataset_key(&name)]).await?;
+    let mut incoming = folder.begin_within(&["datasets", &dataset_key(&name)], DATASET_BYTES_MAX).await?;
     while let Some(bytes) = coming.next().await? {
         let size = incoming.size_bytes() + bytes.len() as u64;
         if size > DATASET_BYTES_MAX {
@@ -217,6 +218,7 @@ pub async fn clear(
     At(named): At<String>,
 ) -> Answer<Json<Cleared>> {
     caller.require(Role::Write)?;
+    let _place = place(&caller.share)?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     platform.note(&caller, Act::SessionClear, |entry| entry.detail(&named));
     Ok(Json(Cleared { removed: live.clear().await? }))

@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::exec::{ExecSpec, Stream};
 use api::output::OutputLine;
 use api::session::SessionEvent;
-use api::{ErrorCode, ExecId};
+use api::{ErrorCode, ExecId, limits};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -29,6 +29,8 @@ pub(super) struct Order<'a> {
     pub call: &'a Call,
     /// Which run it belongs to.
     pub run: &'a ExecId,
+    /// Whether its output is that of the run: told to whoever follows, and kept in full.
+    pub told: bool,
     /// How long it may run.
     pub timeout_seconds: f64,
     /// How much memory it has.
@@ -61,6 +63,7 @@ struct Spool<'a> {
 pub(super) struct Done {
     pub ran: Ran,
     pub kept: [KeptOutput; 2],
+    pub gaps: [Option<(u64, u64)>; 2],
 }
 
 impl Order<'_> {
@@ -83,13 +86,13 @@ impl Order<'_> {
             let ran = Ran::not_started(&format!("{}\n", told.message), timeout, memory);
             let kept =
                 [KeptOutput::default(), KeptOutput::Small(STANDARD.encode(format!("{}\n", told.message)))];
-            return Ok(Done { ran, kept });
+            return Ok(Done { ran, kept, gaps: [None; 2] });
         }
         let mut exec = self.call.reader(id.clone());
         let mut captures = [Capture::default(), Capture::default()];
         let run = self.run.as_str();
         let mut spools = ["stdout", "stderr"].map(|name| Spool::new(&self.live.folder, ["runs", run, name]));
-        let (mut carried, mut asked) = (Carried::default(), false);
+        let (mut carried, mut asked, mut gaps) = (Carried::default(), false, [None; 2]);
         let end = loop {
             let event = tokio::select! {
                 event = exec.next() => event?,
@@ -114,11 +117,15 @@ impl Order<'_> {
                     self.tell(carried.take(stream, offset, &bytes));
                 }
                 Some(Event::Gap { stream, from, to }) => {
-                    match stream {
-                        Stream::Stdout => stdout.skip(to - from),
-                        Stream::Stderr => stderr.skip(to - from),
-                        Stream::Results => {}
-                    }
+                    let [stdout_gap, stderr_gap] = &mut gaps;
+                    let (capture, gap) = match stream {
+                        Stream::Stdout => (stdout, stdout_gap),
+                        Stream::Stderr => (stderr, stderr_gap),
+                        Stream::Results => continue,
+                    };
+                    capture.skip(to - from);
+                    // There is one: of a stream that is too long the middle is not kept.
+                    gap.get_or_insert((from, to));
                     self.tell(carried.flush(stream));
                 }
                 Some(Event::Result { .. }) => {}
@@ -139,12 +146,12 @@ impl Order<'_> {
             timeout_seconds: timeout,
             memory_bytes: memory,
         };
-        Ok(Done { ran, kept })
+        Ok(Done { ran, kept, gaps })
     }
 
     /// Tells whoever follows the session.
     fn tell(&self, lines: Vec<OutputLine>) {
-        for line in lines {
+        for line in lines.into_iter().filter(|_| self.told) {
             if let OutputLine::Data { stream, offset, text, base64 } = line {
                 self.live.say(SessionEvent::Output { run: self.run.clone(), stream, offset, text, base64 });
             }
@@ -176,7 +183,7 @@ impl<'a> Spool<'a> {
         let large = match &mut self.large {
             Some(large) => large,
             None => {
-                let mut begun = self.folder.begin(&self.names).await?;
+                let mut begun = self.folder.begin_within(&self.names, limits::OUTPUT_BYTES).await?;
                 begun.push(&Bytes::from(std::mem::take(&mut self.small))).await?;
                 self.large.insert(begun)
             }

@@ -1,19 +1,22 @@
 //! Files that a session keeps, and files that it puts into its sandbox.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use api::artifact::mime;
 use api::files::{FileAnswer, FileAsk, FileInfo, FileKind, FilePath, Hashing};
 use api::session::{Session, SessionArtifact, SessionEvent, ToolSet};
-use api::{ErrorCode, ExecId, SandboxId};
+use api::{ErrorCode, ExecId};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use node::folder::Kept;
 use node::{Call, Folder, Manifest, Outgoing};
+use serde_json::Value;
 use tools::{analysis, interpreter};
 
 use super::{Live, Turn};
+use crate::fault::Answer;
 
 /// Symlinks that are followed on the way to a file, as many as Linux does.
 const LINKS_MAX: usize = 40;
@@ -50,9 +53,10 @@ impl Live {
     ///
     /// # Errors
     /// What the file system said.
-    pub async fn clear(&self) -> Result<usize, node::Error> {
+    pub async fn clear(self: &Arc<Self>) -> Answer<usize> {
+        let _waiting = self.wait()?;
         let _turn = self.turn.lock().await;
-        self.folder.clear().await
+        Ok(self.folder.clear().await?)
     }
 
     /// The names of all files in the output folder, of which the first are kept as far as they are texts and pictures (A5.04). Those that
@@ -65,23 +69,22 @@ impl Live {
         turn: &mut Turn,
         session: &Session,
         run: &ExecId,
-        (sandbox, call): (&SandboxId, &Call),
+        call: &Call,
     ) -> Result<(Vec<String>, Vec<SessionArtifact>), node::Error> {
-        let (found, unseen) = call.regular_files(analysis::OUTPUT).await?;
-        if unseen {
-            tracing::warn!(session = %session.id, "there are more output files than are looked at");
+        let (found, complete) = call.regular_files(analysis::OUTPUT).await?;
+        if !complete {
+            tracing::warn!(session = %session.id, "not all output files could be looked at");
         }
         let named: Vec<_> = found.iter().map(|info| (below(analysis::OUTPUT, info), info)).collect();
         let mut manifest = self.folder.manifest().await?;
         let mut fresh = Vec::new();
         for (name, info) in named.iter().take(analysis::FILES_MAX).filter(|(name, _)| analysis::is_kept(name))
         {
-            let known = (sandbox.clone(), name.clone());
-            if turn.kept.get(&known) == Some(&info.version) {
+            if turn.kept.get(name) == Some(&info.version) && manifest.file(name).is_some() {
                 continue;
             }
             if self.folder.take(&mut manifest, call, name, info).await? {
-                turn.kept.insert(known, info.version.clone());
+                turn.kept.insert(name.clone(), info.version.clone());
                 fresh.extend(manifest.file(name).map(|kept| artifact(session, name, kept)));
             }
         }
@@ -104,11 +107,12 @@ impl Live {
         before: &Versions,
         stdout: Option<Bytes>,
     ) -> Result<(Vec<interpreter::File>, Vec<SessionArtifact>), node::Error> {
-        let (found, _) = call.regular_files(interpreter::WORKSPACE).await?;
+        let (found, complete) = call.regular_files(interpreter::WORKSPACE).await?;
         let mut manifest = self.folder.manifest().await?;
         let names: HashMap<String, &FileInfo> =
             found.iter().map(|info| (below(interpreter::WORKSPACE, info), info)).collect();
-        manifest.forget(|name| !names.contains_key(name));
+        // What was not looked at is not gone.
+        manifest.forget(|name| complete && !names.contains_key(name));
         let mut told = Vec::new();
         for info in &found {
             let name = below(interpreter::WORKSPACE, info);
@@ -144,6 +148,23 @@ impl Live {
         Ok((files, artifacts))
     }
 
+    /// Puts the bytes of pictures into a remembered answer, as far as they are still kept.
+    pub(super) async fn put_pictures_back(&self, result: &mut Value) {
+        let session = self.shown().await;
+        let Ok(manifest) = self.folder.manifest().await else { return };
+        for file in result.get_mut("files").and_then(Value::as_array_mut).into_iter().flatten() {
+            let Some(file) = file.as_object_mut() else { continue };
+            let Some(name) = file.get("name").and_then(Value::as_str) else { continue };
+            let Some(kept) = manifest.file(name) else { continue };
+            let same = file.get("size").and_then(Value::as_u64) == Some(kept.size_bytes);
+            if let Some(base64) =
+                picture(&self.folder, &manifest, &artifact(&session, name, kept)).await.filter(|_| same)
+            {
+                file.insert("base64".into(), base64.into());
+            }
+        }
+    }
+
     /// Tells of pictures (A5.06).
     fn show(&self, run: &ExecId, artifacts: &[SessionArtifact]) {
         for artifact in artifacts.iter().filter(|artifact| analysis::is_picture(&artifact.name)) {
@@ -163,7 +184,7 @@ async fn picture(folder: &Folder, manifest: &Manifest, artifact: &SessionArtifac
 }
 
 /// All bytes of something that is known to be small.
-pub(super) async fn whole(mut outgoing: Outgoing) -> Result<Vec<u8>, node::Error> {
+pub(crate) async fn whole(mut outgoing: Outgoing) -> Result<Vec<u8>, node::Error> {
     let mut bytes = Vec::new();
     while let Some(piece) = outgoing.next().await? {
         bytes.extend_from_slice(&piece);
@@ -260,6 +281,8 @@ fn artifact(session: &Session, name: &str, kept: &Kept) -> SessionArtifact {
 
 /// The path of a file below a folder.
 fn below(folder: &str, info: &FileInfo) -> String {
-    let rest = info.path.strip_prefix(folder).unwrap_or(&info.path);
+    // Two names that are no text may look alike; as they are encoded, they do not.
+    let path = info.path_encoded.as_ref().unwrap_or(&info.path);
+    let rest = path.strip_prefix(folder).unwrap_or(path);
     rest.trim_start_matches('/').to_owned()
 }

@@ -13,8 +13,6 @@ pub struct Told {
     pub text: String,
     /// Whether it tells of a failure.
     pub failed: bool,
-    /// Pictures that it carries: their types, and their bytes in base64.
-    pub pictures: Vec<(String, String)>,
     /// Files that were kept.
     pub artifacts: Vec<SessionArtifact>,
 }
@@ -68,6 +66,17 @@ impl Flight {
                 ..Error::invalid("the call has no end", "Ask again.")
             }),
         }
+    }
+
+    /// Has it end like this if it has not ended.
+    pub(super) fn land_unless_landed(&self, landing: Landing) {
+        self.landed.send_if_modified(|landed| {
+            let open = landed.is_none();
+            if open {
+                *landed = Some(Arc::new(landing));
+            }
+            open
+        });
     }
 
     pub(super) fn land(&self, landing: Landing) {

@@ -9,7 +9,7 @@ use api::{Error, ErrorCode, SandboxId};
 use node::{Call, folder};
 
 use super::{Live, Record, check_open, dataset_key};
-use crate::account::Account;
+use crate::account::{Account, Rate};
 use crate::fault::Answer;
 use crate::platform::Platform;
 
@@ -58,6 +58,10 @@ impl Live {
     ) -> Answer<Used> {
         if let Some(id) = record.session.sandbox.clone() {
             match platform.node.call(&id) {
+                // Of a run whose server was killed: no other may have it (A10.04).
+                Ok(_) if record.session.persistence == Persistence::Run => {
+                    self.release(platform, account, record).await;
+                }
                 Ok(call) => return Ok(Used { id, call, fresh: false }),
                 Err(_) => {
                     // A1.07
@@ -66,18 +70,19 @@ impl Live {
                 }
             }
         }
+        account.pace(Rate::Create)?;
         let mut tries = 0..TRIES;
         loop {
             let sandbox = self.make(platform, account, record).await?;
             if !sandbox.state.is_terminal() {
-                let call = platform.node.call(&sandbox.id)?;
-                for folder in FOLDERS {
-                    let path = FilePath::new(folder)?;
-                    call.files().ask(&FileAsk::Make { path }).await?;
-                }
                 record.session.sandbox = Some(sandbox.id.clone());
-                self.save(platform, record).await?;
-                return Ok(Used { id: sandbox.id, call, fresh: true });
+                let used = self.begun(platform, record, sandbox.id).await;
+                if used.is_err() {
+                    // The next call is to find a fresh one, or none.
+                    self.release(platform, account, record).await;
+                    let _ = self.save(platform, record).await;
+                }
+                return used;
             }
             // It was made for a call that a killed server never answered, and has ended since.
             self.spend(record);
@@ -86,6 +91,17 @@ impl Live {
                 return Err(node::live::not_running(&sandbox).into());
             }
         }
+    }
+
+    /// Writes down that a sandbox is the session's, and makes what is there from the start.
+    async fn begun(&self, platform: &Platform, record: &Record, id: SandboxId) -> Answer<Used> {
+        self.save(platform, record).await?;
+        let call = platform.node.call(&id)?;
+        for folder in FOLDERS {
+            let path = FilePath::new(folder)?;
+            call.files().ask(&FileAsk::Make { path }).await?;
+        }
+        Ok(Used { id, call, fresh: true })
     }
 
     /// Asks for a sandbox under a name that is made of the session and how many it has had: a server that is killed in between finds it
@@ -125,7 +141,11 @@ impl Live {
         }
         for dataset in missing {
             let outgoing = self.folder.read(&["datasets", &dataset_key(&dataset.name)]).await?;
-            let gone = || Error::not_found(format!("the bytes of the dataset {:?} are gone", dataset.name));
+            let gone = || Error {
+                code: ErrorCode::Platform,
+                fix: "Register the dataset again.".into(),
+                ..Error::not_found(format!("the bytes of the dataset {:?} are gone", dataset.name))
+            };
             let outgoing = outgoing.ok_or_else(gone)?;
             folder::give(&call.files(), FilePath::new(dataset.path.as_bytes())?, 0o644, outgoing).await?;
             record.placed.push(dataset.path);
@@ -134,17 +154,20 @@ impl Live {
         Ok(())
     }
 
-    /// Stops the sandbox, if there is one. What cannot be stopped is written to the log (A1.04).
-    pub(super) async fn release(&self, platform: &Platform, account: &Account, record: &mut Record) {
-        let Some(id) = record.session.sandbox.clone() else { return };
-        match platform.stop(account, id.as_str()).await {
-            Ok(_) => {}
-            Err(fault) if fault.error().code == ErrorCode::NotFound => {}
+    /// Stops the sandbox, if there is one. What cannot be stopped is written to the log, and ends by its own limits (A1.04); says
+    /// whether nothing is left.
+    pub(super) async fn release(&self, platform: &Platform, account: &Account, record: &mut Record) -> bool {
+        let Some(id) = record.session.sandbox.clone() else { return true };
+        let stopped = match platform.stop(account, id.as_str()).await {
+            Ok(_) => true,
+            Err(fault) if fault.error().code == ErrorCode::NotFound => true,
             Err(fault) => {
                 tracing::warn!(session = %self.id, sandbox = %id, error = fault.error().message, "not stopped");
+                false
             }
-        }
+        };
         self.spend(record);
+        stopped
     }
 
     /// Has the next sandbox be another one.

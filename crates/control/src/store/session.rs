@@ -146,7 +146,15 @@ impl Store {
                 .fetch_all(&self.readers)
                 .await
                 .map_err(failed("list old sessions"))?;
-        rows.iter().map(|(id, text)| parse::<Record>(id, text).map(|record| record.session)).collect()
+        // One that cannot be understood keeps no other from being forgotten.
+        let read = |(id, text): &(String, String)| match parse::<Record>(id, text) {
+            Ok(record) => Some(record.session),
+            Err(error) => {
+                tracing::error!(session = id, %error, "a session cannot be understood");
+                None
+            }
+        };
+        Ok(rows.iter().filter_map(read).collect())
     }
 
     /// Forgets a session.

@@ -188,3 +188,113 @@ fn sessions_are_apart() {
         assert_eq!(seen["stdout"], "True\n");
     });
 }
+
+/// A8.06, A10.04: a server that is killed under a run leaves neither its sandbox to the next, nor the folder without its files.
+#[test]
+fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
+    in_one_session(ToolSet::Interpreter, async |service, talk| {
+        let run = async |code: &str| talk.call("execute_python_code", json!({"code": code})).await;
+        run("open('kept.csv', 'w').write('1')").await;
+        let id = talk.id.clone();
+        let wire = service.wire();
+        let calling = tokio::spawn(async move {
+            let code = "open('/tmp/trace', 'w')\nimport time\ntime.sleep(60)";
+            wire.ask(
+                "POST",
+                &format!("/v1/sessions/{id}/tools/execute_python_code"),
+                Some(&json!({"code": code})),
+            )
+            .await
+        });
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        service.kill();
+        calling.abort();
+        service.begin();
+        let seen = run("import os\nprint(os.path.exists('/tmp/trace'), open('kept.csv').read())").await;
+        assert_eq!(seen["stdout"], "False 1\n", "{seen}");
+        assert_eq!(talk.client.session_artifact(&talk.id, "kept.csv").await.unwrap(), b"1");
+
+        let request = CreateSession {
+            persistence: Some(Persistence::Session),
+            ..CreateSession::of(ToolSet::Interpreter)
+        };
+        let stays = Talk::with(service, request).await;
+        stays.call("execute_python_code", json!({"code": "open('kept.csv', 'w').write('2')"})).await;
+        let sandbox = stays.client.session(&stays.id).await.unwrap().sandbox.unwrap();
+        stays.client.stop(&sandbox).await.unwrap();
+        let seen = stays.call("execute_python_code", json!({"code": "print(open('kept.csv').read())"})).await;
+        assert_eq!(seen["stdout"], "2\n", "what is kept is there in the next sandbox: {seen}");
+        // What cannot be looked at is not taken for removed.
+        let made = "import os\nos.mkdir('d')\nopen('d/in.csv', 'w').write('3')";
+        stays.call("execute_python_code", json!({"code": made})).await;
+        stays.call("execute_python_code", json!({"code": "import os\nos.chmod('d', 0)"})).await;
+        assert_eq!(stays.client.session_artifact(&stays.id, "d/in.csv").await.unwrap(), b"3");
+    });
+}
+
+/// One key is one call; what was answered is answered again, with its pictures.
+#[test]
+fn a_repeated_call_is_answered_from_what_is_remembered() {
+    in_one_session(ToolSet::Interpreter, async |service, talk| {
+        let wire = service.wire();
+        let path = format!("/v1/sessions/{}/tools/execute_python_code", talk.id);
+        let key = [("idempotency-key", "the same call")];
+        let call = json!({"code": "import time\nimport matplotlib.pyplot as plt\nplt.plot([1])\nprint(time.time_ns())"});
+        let first = wire.ask_with("POST", &path, Some(&call), &key).await.json();
+        assert!(first["files"][0]["base64"].as_str().unwrap().starts_with("iVBOR"), "{first}");
+        assert_eq!(wire.ask_with("POST", &path, Some(&call), &key).await.json(), first);
+        let other = wire.ask_with("POST", &path, Some(&json!({"code": "print(2)"})), &key).await;
+        assert_eq!(other.code(), "conflict");
+        let runs = talk.client.runs(&talk.id).await.unwrap();
+        assert_eq!(runs.len(), 1);
+        assert!(!runs[0].result.as_ref().unwrap().to_string().contains("base64"), "a record has no pictures");
+    });
+}
+
+/// Whoever ends a session ends what runs in it; followers hear of both, and whoever comes later that it is over.
+#[test]
+fn the_end_of_a_session_is_told_after_the_end_of_its_run() {
+    in_one_session(ToolSet::Analysis, async |service, talk| {
+        talk.sh("true").await;
+        let mut events = talk.client.session_events(&talk.id);
+        let calling = talk.clone();
+        let long = tokio::spawn(async move {
+            calling
+                .client
+                .call_tool(
+                    &calling.id,
+                    "sandbox_exec",
+                    &json!({"command": ["sleep", "60"]}),
+                    Calling::default(),
+                )
+                .await
+        });
+        let mut words = Vec::new();
+        let mut ended = false;
+        while words.last().map(String::as_str) != Some("over") {
+            let event = tokio::time::timeout(Duration::from_secs(30), events.next()).await.unwrap().unwrap();
+            match event {
+                SessionEvent::RunEnded { run } => words.push(format!("{:?}", run.outcome)),
+                SessionEvent::SessionEnded => words.push("over".into()),
+                _ => {}
+            }
+            if !ended {
+                ended = true;
+                tokio::time::sleep(Duration::from_millis(700)).await;
+                talk.client.end_session(&talk.id).await.unwrap();
+            }
+        }
+        assert_eq!(words.len(), 2, "{words:?}");
+        assert!(words[0].contains("SandboxLost"), "{words:?}");
+        let answer = long.await.unwrap().unwrap().result;
+        assert_eq!(answer["exit_code"], 125, "{answer}");
+        assert!(
+            answer["stderr"].as_str().unwrap().contains("The sandbox ended during the execution"),
+            "{answer}"
+        );
+        let mut late = talk.client.session_events(&talk.id);
+        let first = tokio::time::timeout(Duration::from_secs(10), late.next()).await.unwrap().unwrap();
+        assert_eq!(first, SessionEvent::SessionEnded);
+        service.assert_nothing_left().await;
+    });
+}

@@ -178,19 +178,25 @@ impl Fetch<'_> {
     }
 }
 
-/// The regular files below a folder, in the order of their paths. A folder that is not there, or is none, is empty. What comes after
-/// the first [`LISTED_MAX`] entries is not looked at: the second says whether there was such.
+/// The regular files below a folder, in the order of their paths; one that is not there is empty. What comes after the first
+/// [`LISTED_MAX`] entries is not looked at, nor what code has made unreadable: the second says whether all was.
 pub(crate) async fn regular_files(files: &Files, folder: &str) -> Result<(Vec<FileInfo>, bool), Error> {
     let keep = Keep::folders(vec![folder.to_owned()]);
-    let mut found = Vec::new();
+    let (mut found, mut readable) = (Vec::new(), true);
     let look = walk(files, &keep, |_, path, info| {
+        readable &= info.error.is_none();
         if info.kind == FileKind::File && info.error.is_none() {
             found.push((path, info));
         }
     })
     .await?;
+    // What may work when it is asked again says nothing about what is there.
+    if let Some(error) = look.error.as_ref().filter(|error| error.retry == Retry::Safe) {
+        return Err(Error::Guest(error.clone()));
+    }
     found.sort_by(|(one, _), (other, _)| one.cmp(other));
-    Ok((found.into_iter().map(|(_, info)| info).collect(), look.unseen))
+    let complete = readable && !look.unseen && look.error.is_none();
+    Ok((found.into_iter().map(|(_, info)| info).collect(), complete))
 }
 
 /// Looks at all folders, entry by entry.

@@ -12,10 +12,8 @@ fn ask(tool: &str, arguments: Value) -> Result<Asked, Error> {
 }
 
 fn refused(tool: &str, arguments: Value) -> Value {
-    match ask(tool, arguments).unwrap() {
-        Asked::Refused(refused) => serde_json::to_value(refused).unwrap(),
-        other => panic!("{other:?}"),
-    }
+    let Asked::Refused(refused) = ask(tool, arguments).unwrap() else { panic!("it is not refused") };
+    serde_json::to_value(refused).unwrap()
 }
 
 #[test]
@@ -81,7 +79,13 @@ fn a_path_elsewhere_is_refused_in_these_words() {
     }
     let plain =
         ask("sandbox_write_file", json!({"file_path": "/tmp/a/./../b//c.py", "content": "x"})).unwrap();
-    assert_eq!(plain, Asked::Write { file_path: "/tmp/b/c.py".into(), content: "x".into() });
+    assert_eq!(
+        plain,
+        Asked::Write {
+            file: File { given: "/tmp/a/./../b//c.py".into(), place: "/tmp/b/c.py".into() },
+            content: "x".into()
+        }
+    );
 }
 
 #[test]

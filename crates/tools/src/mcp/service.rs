@@ -33,6 +33,8 @@ use super::table::Table;
 const SESSION_HEADER: &str = "mcp-session-id";
 /// A request whose body takes longer is not coming. The answer may take longer: it is the stream that follows.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
+/// How long an answer is kept after it was sent.
+const ANSWERS_KEPT: Duration = Duration::from_secs(10);
 /// How long `rmcp` is given to let go of a session; a client that does not read can hold it up.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -177,6 +179,8 @@ impl Service {
 fn without_end() -> LocalSessionManager {
     let mut sessions = SessionConfig::default();
     sessions.keep_alive = None;
+    // An answer can be asked for again after a connection that broke, not for long: it may be large.
+    sessions.completed_cache_ttl = ANSWERS_KEPT;
     let mut manager = LocalSessionManager::default();
     manager.session_config = sessions;
     manager

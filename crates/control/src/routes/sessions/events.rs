@@ -7,7 +7,7 @@ use std::time::Duration;
 use api::account::Role;
 use api::sandbox::SandboxEvent;
 use api::server::HEARTBEAT_MS;
-use api::session::SessionEvent;
+use api::session::{SessionEvent, SessionState};
 use api::{Error, SessionId};
 use axum::body::Body;
 use axum::extract::State;
@@ -25,11 +25,11 @@ use crate::fault::Answer;
 use crate::output::{lines, place, written};
 use crate::platform::Platform;
 use crate::routes::terminals::Connection;
+use crate::session::Live;
+use crate::session::sandbox::LABEL;
 
 /// Whoever takes nothing for so long has lost its network.
 const SEND_WITHIN: Duration = Duration::from_secs(30);
-/// The label by which a sandbox says whose it is.
-const LABEL: &str = "session";
 
 /// What happens in a session from now on: its sandboxes, its runs with what they write, pictures that were kept. One JSON object a line,
 /// or a message where the request asks for a WebSocket. The last is `session_ended`.
@@ -43,10 +43,14 @@ pub async fn follow(
     caller.require(Role::Read)?;
     let place = place(&caller.share)?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
+    let (events, sandboxes) = (live.events(), platform.node.events());
+    let session = live.shown().await;
     let listener = Listener {
-        session: live.shown().await.id,
-        events: live.events(),
-        sandboxes: platform.node.events(),
+        session: session.id,
+        events,
+        sandboxes,
+        over: session.state == SessionState::Ended,
+        _live: live,
         _place: place,
         ended: false,
     };
@@ -68,6 +72,10 @@ struct Listener {
     session: SessionId,
     events: Receiver<SessionEvent>,
     sandboxes: Receiver<SandboxEvent>,
+    /// Whether it had ended when it was asked for.
+    over: bool,
+    /// Keeps the session in use.
+    _live: Arc<Live>,
     _place: OwnedSemaphorePermit,
     ended: bool,
 }
@@ -77,6 +85,10 @@ impl Listener {
     async fn next(&mut self) -> Option<SessionEvent> {
         if self.ended {
             return None;
+        }
+        if self.over {
+            self.ended = true;
+            return Some(SessionEvent::SessionEnded);
         }
         let until = Instant::now() + Duration::from_millis(HEARTBEAT_MS);
         loop {

@@ -37,7 +37,7 @@ pub struct Part {
     stream: Written,
     /// The first byte.
     #[serde(default)]
-    offset: usize,
+    offset: u64,
     /// Bytes at most; all that there are, if nothing is said.
     length: Option<usize>,
 }
@@ -49,6 +49,7 @@ pub async fn list(
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Page<Run>>> {
+    let _place = place(&caller.share)?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     Ok(Json(Page { items: live.runs().await?, next: None }))
 }
@@ -65,8 +66,8 @@ pub async fn look(
     Ok(Json(found.ok_or_else(|| missing(&run))?))
 }
 
-/// What a run has written, from an offset on, as far as it was kept: 10 MB of each stream, of which a part in the middle is left out
-/// where there was more.
+/// What a run has written, from an offset on, as far as it was kept: 10 MB of each stream. Where there was more, a part in the middle is
+/// not: the run names it (`stdout_gap`), the answer ends there, and what is asked for within it begins after it.
 #[utoipa::path(get, path = "/v1/sessions/{session}/runs/{run}/output", params(("session" = String, Path), ("run" = String, Path), Part), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = "default", body = Error)))]
 pub async fn output(
     caller: Caller,
@@ -81,9 +82,8 @@ pub async fn output(
         Written::Stdout => false,
         Written::Stderr => true,
     };
-    let written = live.run_output(&run_id(&run)?, stderr).await?.ok_or_else(|| missing(&run))?;
-    let mut bytes = Bytes::from(written);
-    let mut rest = bytes.split_off(part.offset.min(bytes.len()));
+    let written = live.run_output(&run_id(&run)?, stderr, part.offset).await?.ok_or_else(|| missing(&run))?;
+    let mut rest = Bytes::from(written);
     rest.truncate(part.length.unwrap_or(rest.len()));
     let headers = [(header::CONTENT_TYPE, "application/octet-stream"), (header::CACHE_CONTROL, "no-store")];
     Ok((headers, rest).into_response())

@@ -1,0 +1,495 @@
+//! A run: one tool call, from its turn to its answer, and what is remembered of it.
+
+use std::collections::hash_map::Entry;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use api::exec::{ExecSpec, Outcome};
+use api::session::{Persistence, Run, RunState, Session, SessionEvent, ToolSet};
+use api::{Error, ErrorCode, ExecId, Layer, Ran as DidRun, Retry};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use node::{Event, clock};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::time::{Instant, timeout};
+use tools::Ran;
+
+use super::exec::{Done, KeptOutput, Order};
+use super::files::whole;
+use super::flight::{Flight, Landing, Told, asked_to_end};
+use super::sandbox::Used;
+use super::tool::{Work, checked, shaped};
+use super::{Live, RUNS_MAX, Turn, Waiting, check_open, locked};
+use crate::account::Account;
+use crate::audit::Act;
+use crate::fault::Answer;
+use crate::platform::Platform;
+
+/// Files of a session are put into a sandbox, and taken out of it, within this or not at all.
+pub(super) const FILES_WITHIN: Duration = Duration::from_secs(120);
+
+/// A run as it is written down.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Written {
+    run: Run,
+    /// The hash of the call: the same id with another call is a mistake.
+    call: String,
+    failed: bool,
+    kept: [KeptOutput; 2],
+}
+
+/// Who does the work of one run.
+pub(super) struct Runner {
+    pub platform: Arc<Platform>,
+    pub account: Arc<Account>,
+    pub live: Arc<Live>,
+    pub session: Session,
+    pub run: Run,
+    call: String,
+    pub kept: [KeptOutput; 2],
+    pub cancelled: watch::Receiver<bool>,
+    /// Whether the same call may come again: then what is begun is written down first.
+    keyed: bool,
+}
+
+/// A place in the line, which was taken when the call came.
+type Line = (Option<OwnedMutexGuard<Turn>>, Pin<Box<dyn Future<Output = OwnedMutexGuard<Turn>> + Send>>);
+
+/// Lands a flight whose task has ended in any way.
+struct Aloft {
+    live: Arc<Live>,
+    id: ExecId,
+    flight: Arc<Flight>,
+}
+
+impl Live {
+    /// Begins a call of a tool, or finds the one that the same request began before.
+    ///
+    /// # Errors
+    /// There is no such tool, or the call is wrong in a way for which its tool set has no shape.
+    pub async fn call(
+        self: &Arc<Self>,
+        platform: &Arc<Platform>,
+        account: &Arc<Account>,
+        (tool, body): (&str, Value),
+        (id, keyed): (ExecId, bool),
+    ) -> Answer<Arc<Flight>> {
+        let session = self.shown().await;
+        let hash = crate::audit::hex(&Sha256::digest(format!("{tool} {body}")));
+        let begun = self.begin((platform, account), &session, (tool, body), (id, keyed, hash)).await;
+        match begun {
+            Ok(flight) => Ok(flight),
+            // A tool that is not there, or another call under the same key, is nobody's answer.
+            Err(error) if [ErrorCode::NotFound, ErrorCode::Conflict].contains(&error.code) => {
+                Err(error.into())
+            }
+            Err(error) => Ok(Flight::landed(Ok(shaped(&session, error)?))),
+        }
+    }
+
+    async fn begin(
+        self: &Arc<Self>,
+        (platform, account): (&Arc<Platform>, &Arc<Account>),
+        session: &Session,
+        (tool, body): (&str, Value),
+        (id, keyed, hash): (ExecId, bool, String),
+    ) -> Result<Arc<Flight>, Error> {
+        check_open(session)?;
+        let call = tools::Call::read(tool, body)?;
+        let work = match checked(session, tool, &call)? {
+            Ok(work) => work,
+            Err(told) => return Ok(Flight::landed(Ok(told))),
+        };
+        if let Some(known) = self.known(session, (&id, keyed), &hash).await? {
+            return Ok(known);
+        }
+        let waiting = self.wait()?;
+        let flight = match locked(&self.flights).entry(id.clone()) {
+            Entry::Occupied(known) => return Ok(Arc::clone(known.get())),
+            Entry::Vacant(place) => Arc::clone(place.insert(Arc::default())),
+        };
+        let aloft = Aloft { live: Arc::clone(self), id: id.clone(), flight: Arc::clone(&flight) };
+        let run = Run {
+            id,
+            tool: tool.to_owned(),
+            reasoning_trace: call.reasoning_trace,
+            state: RunState::Running,
+            sandbox: None,
+            outcome: None,
+            stdout_bytes: 0,
+            stderr_bytes: 0,
+            stdout_gap: None,
+            stderr_gap: None,
+            started_at_ms: 0,
+            duration_ms: 0,
+            result: None,
+        };
+        let runner = Runner {
+            platform: Arc::clone(platform),
+            account: Arc::clone(account),
+            live: Arc::clone(self),
+            session: session.clone(),
+            run,
+            call: hash,
+            kept: Default::default(),
+            cancelled: flight.cancelled(),
+            keyed,
+        };
+        let line = self.line().await;
+        tokio::spawn(async move {
+            let landing = runner.fly(work, line, waiting).await;
+            aloft.flight.land(landing);
+        });
+        Ok(flight)
+    }
+
+    /// Takes the next place in the line: whoever calls first is first, whichever task is run first (A3.04).
+    async fn line(&self) -> Line {
+        let mut turn: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(Arc::clone(&self.turn).lock_owned());
+        match poll_fn(|context| Poll::Ready(turn.as_mut().poll(context))).await {
+            Poll::Ready(guard) => (Some(guard), turn),
+            Poll::Pending => (None, turn),
+        }
+    }
+
+    /// The runs that are remembered, the oldest first.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub async fn runs(&self) -> Result<Vec<Run>, node::Error> {
+        let ids = self.record.lock().await.runs.clone();
+        let mut runs = Vec::with_capacity(ids.len());
+        for id in ids {
+            runs.extend(self.run(&id).await?);
+        }
+        Ok(runs)
+    }
+
+    /// One of them.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub async fn run(&self, id: &ExecId) -> Result<Option<Run>, node::Error> {
+        Ok(self.written(id).await?.map(|written| written.run))
+    }
+
+    /// What a run has written to one of its streams, from an offset on (A3.02). It ends at a gap; what is in a gap begins after it.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub async fn run_output(
+        &self,
+        id: &ExecId,
+        stderr: bool,
+        offset: u64,
+    ) -> Result<Option<Vec<u8>>, node::Error> {
+        let Some(Written { run, kept: [stdout, errors], .. }) = self.written(id).await? else {
+            return Ok(None);
+        };
+        let (kept, name, gap) =
+            if stderr { (errors, "stderr", run.stderr_gap) } else { (stdout, "stdout", run.stdout_gap) };
+        let bytes = match kept {
+            KeptOutput::Nothing => return Ok(None),
+            KeptOutput::Small(text) => STANDARD.decode(text).unwrap_or_default(),
+            KeptOutput::Large => match self.folder.read(&["runs", id.as_str(), name]).await? {
+                Some(outgoing) => whole(outgoing).await?,
+                None => return Ok(None),
+            },
+        };
+        let (from, to) = within(offset, bytes.len() as u64, gap);
+        let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
+        Ok(Some(bytes.get(place(from)..place(to)).unwrap_or_default().to_vec()))
+    }
+
+    async fn written(&self, id: &ExecId) -> Result<Option<Written>, node::Error> {
+        self.folder.json(&["runs", id.as_str(), "record"]).await
+    }
+
+    /// The call that the same request began before: one under way, or one that has ended.
+    async fn known(
+        &self,
+        session: &Session,
+        (id, keyed): (&ExecId, bool),
+        hash: &str,
+    ) -> Result<Option<Arc<Flight>>, Error> {
+        if let Some(flight) = locked(&self.flights).get(id).map(Arc::clone) {
+            return Ok(Some(flight));
+        }
+        if !keyed {
+            return Ok(None);
+        }
+        let written =
+            self.written(id).await.map_err(|error| crate::fault::Fault::from(error).error().clone())?;
+        let Some(Written { run, call, failed, .. }) = written else { return Ok(None) };
+        if call != hash {
+            return Err(Error {
+                code: ErrorCode::Conflict,
+                ..Error::invalid("the same idempotency key was used for another call", "Use another key.")
+            });
+        }
+        if let (RunState::Ended, Some(mut result)) = (run.state, run.result) {
+            self.put_pictures_back(&mut result).await;
+            let told = Told { text: result.to_string(), failed, artifacts: Vec::new() };
+            return Ok(Some(Flight::landed(Ok(told))));
+        }
+        // A server was killed under it. In the same sandbox the same exec is found again; elsewhere it would run twice.
+        let same = session.persistence == Persistence::Session && run.sandbox == session.sandbox;
+        if same || run.sandbox.is_none() {
+            return Ok(None);
+        }
+        Err(Error {
+            code: ErrorCode::SandboxLost,
+            message: format!("run {id} was under way when the server ended, and its sandbox is gone"),
+            layer: Layer::Platform,
+            ran: DidRun::Unknown,
+            retry: Retry::Unknown,
+            fix: "Look at what it has changed, and call again under another idempotency key.".into(),
+        })
+    }
+}
+
+impl Drop for Aloft {
+    fn drop(&mut self) {
+        self.flight.land_unless_landed(Err(Error {
+            code: ErrorCode::Platform,
+            message: "the call ended without an answer".into(),
+            layer: Layer::Platform,
+            ran: DidRun::Unknown,
+            retry: Retry::Unknown,
+            fix: "Look at the runs of the session, and call again.".into(),
+        }));
+        locked(&self.live.flights).remove(&self.id);
+    }
+}
+
+impl Runner {
+    /// Waits for its turn, does the work, and writes down how it went.
+    async fn fly(mut self, work: Work, (first, line): Line, waiting: Waiting) -> Landing {
+        let live = Arc::clone(&self.live);
+        let mut turn = match first {
+            Some(turn) => turn,
+            None => tokio::select! {
+                turn = line => turn,
+                () = asked_to_end(&mut self.cancelled) => return shaped(&self.session, called_off()),
+            },
+        };
+        drop(waiting);
+        let begun = Instant::now();
+        self.run.started_at_ms = clock::wall_ms();
+        live.say(SessionEvent::RunStarted { run: Box::new(self.run.clone()) });
+        let worked = self.work(work, &mut turn).await;
+        let not_begun = worked.as_ref().is_err_and(|fault| fault.error().ran == DidRun::No);
+        let landing = match worked {
+            Ok(told) => Ok(told),
+            Err(fault) => shaped(&self.session, fault.error().clone()),
+        };
+        self.run.state = RunState::Ended;
+        self.run.duration_ms = clock::millis(begun.elapsed());
+        self.run.result = landing.as_ref().ok().map(|told| without_pictures(&told.text));
+        let failed = landing.as_ref().map_or(true, |told| told.failed);
+        // What has not begun may be asked for again.
+        let written = if not_begun { self.forget().await } else { self.write_down(failed).await };
+        if let Err(fault) = written {
+            tracing::warn!(session = %live.id, error = fault.error().message, "a run is not written down");
+        }
+        live.say(SessionEvent::RunEnded { run: Box::new(self.run.clone()) });
+        landing
+    }
+
+    /// Writes the run down, and forgets the oldest.
+    pub(super) async fn write_down(&self, failed: bool) -> Answer<()> {
+        let (run, call, kept) = (self.run.clone(), self.call.clone(), self.kept.clone());
+        let folder = &self.live.folder;
+        folder
+            .put_json(&["runs", self.run.id.as_str(), "record"], &Written { run, call, failed, kept })
+            .await?;
+        let mut record = self.live.record.lock().await;
+        if record.runs.contains(&self.run.id) {
+            return Ok(());
+        }
+        record.runs.push_back(self.run.id.clone());
+        if record.runs.len() > RUNS_MAX
+            && let Some(oldest) = record.runs.pop_front()
+        {
+            folder.remove(&["runs", oldest.as_str()]).await?;
+        }
+        self.live.save(&self.platform, &record).await
+    }
+
+    async fn forget(&self) -> Answer<()> {
+        let mut record = self.live.record.lock().await;
+        if record.runs.contains(&self.run.id) {
+            record.runs.retain(|id| *id != self.run.id);
+            self.live.save(&self.platform, &record).await?;
+        }
+        Ok(self.live.folder.remove(&["runs", self.run.id.as_str()]).await?)
+    }
+
+    /// The sandbox of the session, alone in it, and with the session's files where it is a fresh one.
+    pub(super) async fn sandbox(&mut self, turn: &mut Turn) -> Answer<Used> {
+        let used = match self.live.sandbox(&self.platform, &self.account).await {
+            // The sandbox of the run before may not have ended yet.
+            Err(fault) if fault.error().code == ErrorCode::QuotaExceeded && turn.leaving.is_some() => {
+                if let Some(leaving) = turn.leaving.take() {
+                    let _ = leaving.await;
+                }
+                self.live.sandbox(&self.platform, &self.account).await?
+            }
+            used => used?,
+        };
+        self.run.sandbox = Some(used.id.clone());
+        if turn.of.as_ref() != Some(&used.id) {
+            (turn.of, turn.kept) = (Some(used.id.clone()), Default::default());
+            if !used.fresh {
+                self.alone(&used).await?;
+            }
+        }
+        if self.keyed {
+            self.write_down(true).await?;
+        }
+        Ok(used)
+    }
+
+    /// Waits for what a server before this one left running: runs of a session never overlap (A3.04).
+    async fn alone(&mut self, used: &Used) -> Answer<()> {
+        let own = [self.run.id.clone(), beside(&self.run.id, "install")];
+        for info in used.call.execs().await? {
+            if info.outcome.is_some() || own.contains(&info.id) || info.deadline_ms.is_none() {
+                continue;
+            }
+            let mut exec = used.call.reader(info.id);
+            loop {
+                tokio::select! {
+                    event = exec.next() => {
+                        if matches!(event?, Some(Event::End(_)) | None) {
+                            break;
+                        }
+                    }
+                    () = asked_to_end(&mut self.cancelled) => return Err(called_off().into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up a sandbox that was for this run alone, or that is not what it should be. Nobody waits for its end.
+    pub(super) async fn leave(&self, turn: &mut Turn, used: &Used) {
+        let mut record = self.live.record.lock().await;
+        if record.session.sandbox.as_ref() != Some(&used.id) {
+            return;
+        }
+        self.live.spend(&mut record);
+        if let Err(fault) = self.live.save(&self.platform, &record).await {
+            tracing::warn!(session = %self.session.id, error = fault.error().message, "not written down");
+        }
+        let (platform, account, id) =
+            (Arc::clone(&self.platform), Arc::clone(&self.account), used.id.clone());
+        turn.leaving = Some(tokio::spawn(async move {
+            if let Err(fault) = platform.stop(&account, id.as_str()).await {
+                tracing::warn!(sandbox = %id, error = fault.error().message, "not stopped");
+            }
+        }));
+    }
+
+    /// Runs something, and has the run say how it went. What is not told goes to the answer only.
+    pub(super) async fn exec(
+        &mut self,
+        used: &Used,
+        (id, told): (&ExecId, bool),
+        spec: ExecSpec,
+        timeout_seconds: f64,
+    ) -> Answer<Ran> {
+        self.platform.note(&self.account, Act::Exec, |entry| entry.sandbox(&used.id).exec(id).command(&spec));
+        let memory_bytes = self.session.memory_bytes();
+        let (live, call, run) = (&self.live, &used.call, &self.run.id);
+        let order = Order { live, call, run, told, timeout_seconds, memory_bytes };
+        let Done { ran, kept, gaps: [stdout_gap, stderr_gap] } =
+            order.exec(id, spec, &mut self.cancelled).await?;
+        if told || ran.outcome != (Outcome::Exited { code: 0 }) {
+            self.kept = kept;
+            self.run.outcome = Some(ran.outcome.clone());
+            (self.run.stdout_bytes, self.run.stderr_bytes) = (ran.stdout.total(), ran.stderr.total());
+            (self.run.stdout_gap, self.run.stderr_gap) = (stdout_gap, stderr_gap);
+        }
+        Ok(ran)
+    }
+
+    /// Puts the files of the session where they were. What cannot be done makes the sandbox useless.
+    pub(super) async fn give(&self, used: &Used) -> Answer<()> {
+        let manifest = self.live.folder.manifest().await?;
+        let given = timeout(FILES_WITHIN, self.live.folder.give(&manifest, &used.call)).await;
+        let late =
+            || node::Error::Deadline { what: "putting the session's files there", after: FILES_WITHIN };
+        Ok(given.unwrap_or_else(|_| Err(late()))?)
+    }
+
+    /// Whether files of `/workspace` are the session's, and outlive its sandboxes.
+    pub(super) fn keeps_workspace(&self) -> bool {
+        self.session.set == ToolSet::Interpreter || self.session.persistence == Persistence::Run
+    }
+}
+
+/// The id of something that belongs to a run: always the same for the same run.
+pub(super) fn beside(run: &ExecId, what: &str) -> ExecId {
+    let hash = Sha256::digest(format!("{run} {what}"));
+    ExecId::from_random(hash.first_chunk::<16>().copied().unwrap_or_default())
+}
+
+/// Which of the kept bytes are those from an offset on: to the gap, or all that come after it.
+fn within(offset: u64, kept: u64, gap: Option<(u64, u64)>) -> (u64, u64) {
+    match gap {
+        Some((from, _)) if offset < from => (offset, from),
+        Some((from, to)) => (offset.max(to) - to + from, kept),
+        None => (offset, kept),
+    }
+}
+
+/// An answer as it is remembered: pictures are files of the session, and large.
+fn without_pictures(text: &str) -> Value {
+    let mut result: Value = serde_json::from_str(text).unwrap_or_default();
+    for file in result.get_mut("files").and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Some(file) = file.as_object_mut() {
+            file.remove("base64");
+        }
+    }
+    result
+}
+
+fn called_off() -> Error {
+    Error {
+        code: ErrorCode::Conflict,
+        message: "the call was cancelled before its turn came".into(),
+        layer: Layer::UserCode,
+        ran: DidRun::No,
+        retry: Retry::Safe,
+        fix: "Call again.".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_are_those_of_the_stream_whatever_was_not_kept() {
+        // A3.02: 10 bytes kept of 25, those from 5 to 20 were not.
+        for (offset, expected) in
+            [(0, (0, 5)), (4, (4, 5)), (5, (5, 10)), (12, (5, 10)), (20, (5, 10)), (23, (8, 10))]
+        {
+            assert_eq!(within(offset, 10, Some((5, 20))), expected, "{offset}");
+        }
+        assert_eq!(within(3, 10, None), (3, 10));
+    }
+
+    #[test]
+    fn what_is_remembered_of_an_answer_has_no_pictures() {
+        let text = r#"{"success":true,"files":[{"name":"a.png","base64":"AAAA"}]}"#;
+        assert_eq!(without_pictures(text).to_string(), r#"{"files":[{"name":"a.png"}],"success":true}"#);
+    }
+}
