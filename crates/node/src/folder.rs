@@ -22,6 +22,8 @@ use crate::objects::{Incoming, Objects, Outgoing, key};
 
 /// What all files of one session may have together: a few sandboxes with the usual disk.
 const FOLDER_BYTES_MAX: u64 = 4 << 30;
+/// Files of one session. Each is put into a sandbox, and taken out of it, by a process of its own.
+const FOLDER_FILES_MAX: usize = 1000;
 /// Files that are put into a sandbox at once: each is a process inside.
 const GIVEN_AT_ONCE: usize = 4;
 const MANIFEST: &str = "manifest";

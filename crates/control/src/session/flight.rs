@@ -22,6 +22,8 @@ pub type Landing = Result<Told, Error>;
 
 /// A call under way.
 pub struct Flight {
+    /// The hash of the call.
+    call: String,
     cancel: watch::Sender<bool>,
     landed: watch::Sender<Option<Arc<Landing>>>,
 }
@@ -29,16 +31,20 @@ pub struct Flight {
 /// Ends a call when it is dropped before the call has ended.
 pub struct EndsWith(Option<Arc<Flight>>);
 
-impl Default for Flight {
-    fn default() -> Self {
-        Self { cancel: watch::Sender::new(false), landed: watch::Sender::new(None) }
-    }
-}
-
 impl Flight {
+    /// One of this call.
+    pub(super) fn of(call: &str) -> Self {
+        Self { call: call.to_owned(), cancel: watch::Sender::new(false), landed: watch::Sender::new(None) }
+    }
+
+    /// Refuses another call under the same name.
+    pub(super) fn check(&self, call: &str) -> Result<(), Error> {
+        if self.call == call { Ok(()) } else { Err(another_call()) }
+    }
+
     /// One that has ended before it began.
     pub(super) fn landed(landing: Landing) -> Arc<Self> {
-        let flight = Self::default();
+        let flight = Self::of("");
         flight.land(landing);
         Arc::new(flight)
     }
@@ -101,6 +107,14 @@ impl Drop for EndsWith {
         if let Some(flight) = self.0.take() {
             flight.cancel();
         }
+    }
+}
+
+/// The error for a key that was used before, for something else.
+pub(super) fn another_call() -> Error {
+    Error {
+        code: ErrorCode::Conflict,
+        ..Error::invalid("the same idempotency key was used for another call", "Use another key.")
     }
 }
 

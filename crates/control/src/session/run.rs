@@ -22,7 +22,7 @@ use tools::Ran;
 
 use super::exec::{Done, KeptOutput, Order};
 use super::files::whole;
-use super::flight::{Flight, Landing, Told, asked_to_end};
+use super::flight::{Flight, Landing, Told, another_call, asked_to_end};
 use super::sandbox::Used;
 use super::tool::{Work, checked, shaped};
 use super::{Live, RUNS_MAX, Turn, Waiting, check_open, locked};
@@ -111,8 +111,11 @@ impl Live {
         }
         let waiting = self.wait()?;
         let flight = match locked(&self.flights).entry(id.clone()) {
-            Entry::Occupied(known) => return Ok(Arc::clone(known.get())),
-            Entry::Vacant(place) => Arc::clone(place.insert(Arc::default())),
+            Entry::Occupied(known) => {
+                known.get().check(&hash)?;
+                return Ok(Arc::clone(known.get()));
+            }
+            Entry::Vacant(place) => Arc::clone(place.insert(Arc::new(Flight::of(&hash)))),
         };
         let aloft = Aloft { live: Arc::clone(self), id: id.clone(), flight: Arc::clone(&flight) };
         let run = Run {
@@ -219,6 +222,7 @@ impl Live {
         hash: &str,
     ) -> Result<Option<Arc<Flight>>, Error> {
         if let Some(flight) = locked(&self.flights).get(id).map(Arc::clone) {
+            flight.check(hash)?;
             return Ok(Some(flight));
         }
         if !keyed {
@@ -228,10 +232,7 @@ impl Live {
             self.written(id).await.map_err(|error| crate::fault::Fault::from(error).error().clone())?;
         let Some(Written { run, call, failed, .. }) = written else { return Ok(None) };
         if call != hash {
-            return Err(Error {
-                code: ErrorCode::Conflict,
-                ..Error::invalid("the same idempotency key was used for another call", "Use another key.")
-            });
+            return Err(another_call());
         }
         if let (RunState::Ended, Some(mut result)) = (run.state, run.result) {
             self.put_pictures_back(&mut result).await;

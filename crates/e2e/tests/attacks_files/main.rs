@@ -7,6 +7,7 @@
 //! | [`races`] | P-05, P-09, P-17, U-08: what changes while it is looked at |
 //! | [`sizes`] | P-11, P-12, P-16: too many, too deep, too large, too often |
 //! | [`archives`] | P-15, U-01, U-02, U-03, U-05, U-09: archives that strangers made |
+//! | [`kept`] | T-01: what code leaves where a session keeps files |
 //! | [`forms`] | U-07: bodies that are forms |
 //! | [`ground`] | what all of them stand on |
 //!
@@ -24,6 +25,7 @@
 mod archives;
 mod forms;
 mod ground;
+mod kept;
 mod names;
 mod planted;
 mod races;
