@@ -23,7 +23,7 @@ use crate::objects::{Incoming, Objects, Outgoing, key};
 /// What all files of one session may have together: a few sandboxes with the usual disk.
 const FOLDER_BYTES_MAX: u64 = 4 << 30;
 /// Files of one session. Each is put into a sandbox, and taken out of it, by a process of its own.
-const FOLDER_FILES_MAX: usize = 1000;
+const FOLDER_FILES_MAX: usize = 250;
 /// Files that are put into a sandbox at once: each is a process inside.
 const GIVEN_AT_ONCE: usize = 4;
 const MANIFEST: &str = "manifest";
@@ -151,6 +151,10 @@ impl Folder {
         name: &str,
         info: &FileInfo,
     ) -> Result<bool, Error> {
+        if manifest.files.len() >= FOLDER_FILES_MAX && manifest.file(name).is_none() {
+            tracing::debug!(session = %self.session, "a file is not kept: there are as many as there may be");
+            return Ok(false);
+        }
         let path = info.exact().map_err(Error::Request)?;
         let ask =
             FileAsk::Read { path: path.clone(), from: 0, to: None, version: None, digest: Hashing::Sha256 };

@@ -224,8 +224,8 @@ pub async fn clear(
     Ok(Json(Cleared { removed: live.clear().await? }))
 }
 
-/// The bytes of a file that a session keeps.
-#[utoipa::path(get, path = "/v1/sessions/{session}/artifacts/{*name}", params(("session" = String, Path), ("name" = String, Path)), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = "default", body = Error)))]
+/// The bytes of a file that a session keeps. A `/` of its name is written `%2F`.
+#[utoipa::path(get, path = "/v1/sessions/{session}/artifacts/{name}", params(("session" = String, Path), ("name" = String, Path)), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = "default", body = Error)))]
 pub async fn artifact(
     caller: Caller,
     State(platform): State<Arc<Platform>>,

@@ -109,9 +109,11 @@ fn arguments(description: &Path, url: &str, seconds: &str) -> Vec<String> {
         "off",
         "--suppress-health-check",
         "all",
-        // Two have no end, the third would stop everybody's work.
+        // Three have no end, the fourth would stop everybody's work.
         "--exclude-path",
         "/v1/events",
+        "--exclude-path",
+        "/v1/sessions/{session}/events",
         "--exclude-path",
         "/v1/sandboxes/{sandbox}/files/watch",
         "--exclude-path",

@@ -34,6 +34,7 @@ pub enum Written {
 #[into_params(parameter_in = Query)]
 pub struct Part {
     /// Of which stream.
+    #[param(inline)]
     stream: Written,
     /// The first byte.
     #[serde(default)]
