@@ -97,6 +97,9 @@ assert set(failed) == {"exit_code", "stdout", "stderr"} and failed["exit_code"] 
 assert failed["stdout"] == "Before error\\n" and failed["stderr"].endswith("ValueError: Test error\\n")
 assert execute_python("print('x' * 20000)").get("stdout_truncated") is True
 assert cleanup_sandbox() is True and execute_python("print(2)")["stdout"] == "2\\n"
+from belljar import python_set
+python_set._session.made.end()
+assert execute_python("print(3)") == {"exit_code": 0, "stdout": "3\\n", "stderr": ""}, "an ended session is replaced"
 print("all well")
 """
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
 from .errors import Conflict, InvalidRequest, NotFound
-from .link import Ask, Failure, Lines, Link, escape, last_words
+from .link import Ask, Endless, Failure, Link, escape
 from .outcome import decode
 from .pool import STALL_MAX
 from .transport import Lost
@@ -152,31 +152,16 @@ class AsyncFiles:
     async def watch(self, path: str = ".", *, deep: bool = False) -> AsyncIterator[FileEvent]:
         """What happens to a directory or a file, without an end. The first event is `watching`: from then on all is told.
         What happens while it is not connected is lost, and said to be by `overflow`."""
-        attempts, connected = self._link.attempts(), False
-        route = self._route("/watch", path=path) + f"&deep={_word(deep)}"
-        lines: Lines | None = None
+        lines = Endless(self._link, self._route("/watch", path=path) + f"&deep={_word(deep)}")
         try:
             while True:
-                try:
-                    lines = lines or await Lines.open(self._link, route)
-                    line = await lines.next()
-                    if line["type"] == "error":
-                        raise last_words(line["error"])
-                except Failure as failure:
-                    if lines is not None:
-                        await lines.close()
-                    lines = None
-                    await self._link.pause(attempts, failure)
-                    continue
-                attempts.progress()
+                line = await lines.next()
                 if line["type"] == "watching":
-                    yield FileEvent("overflow" if connected else "watching")
-                    connected = True
+                    yield FileEvent("watching" if lines.connections == 1 else "overflow")
                 elif line["type"] == "changed":
                     yield decode(FileEvent, line)
         finally:
-            if lines is not None:
-                await lines.close()
+            await lines.close()
 
     async def upload_archive(self, path: str, archive: bytes | BinaryIO, *, compression: str = "none") -> Mapping[str, int]:
         """Unpacks a tar archive into a directory, which is made. Sent once: after a cut it is begun anew by the caller."""

@@ -273,6 +273,40 @@ class Lines:
         await self._answer.close()
 
 
+class Endless:
+    """Such lines over as many connections as it takes."""
+
+    def __init__(self, link: Link, path: str) -> None:
+        self._link, self._path = link, path
+        self._attempts = link.attempts()
+        self._lines: Lines | None = None
+        self.connections = 0
+        """How many there were: what was said between two of them is lost."""
+
+    async def next(self) -> dict[str, Any]:
+        """The next line."""
+        while True:
+            try:
+                if self._lines is None:
+                    self._lines = await Lines.open(self._link, self._path)
+                    self.connections += 1
+                line = await self._lines.next()
+                if line["type"] == "error":
+                    raise last_words(line["error"])
+            except Failure as failure:
+                await self.close()
+                await self._link.pause(self._attempts, failure)
+                continue
+            self._attempts.progress()
+            return line
+
+    async def close(self) -> None:
+        """Leaves the connection, if there is one."""
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            await lines.close()
+
+
 def last_words(error: Mapping[str, Any]) -> Failure:
     """A stream that ended with an error: whether another may do better."""
     said = refused(error)

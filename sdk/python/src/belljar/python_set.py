@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .client import Default
-from .errors import BelljarError, ConnectionFailed, NotFound
+from .errors import BelljarError, Conflict, ConnectionFailed, NotFound
 from .local_server import NoServer
 from .sync import Session
 
@@ -59,7 +59,7 @@ def _call(parameters: dict[str, Any]) -> dict[str, Any]:
     session = _session.get(_begin)
     try:
         return session.call_tool("execute_python", parameters)
-    except NotFound:
+    except (NotFound, Conflict):
         # The session was ended by somebody else, or with its server's data: its files are gone, and a new one begins.
         _session.forget()
         return _session.get(_begin).call_tool("execute_python", parameters)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from . import messages
 from .commands import milliseconds
 from .errors import BelljarError, invalid
-from .link import Ask, Failure, Lines, Link, escape, last_words
+from .link import Ask, Endless, Link, escape
 from .outcome import decode
 from .sandbox import Limits, link_of
 
@@ -165,32 +165,19 @@ class AsyncSession:
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """What happens in it from now on, until it is ended. After a connection that broke the first is `missed` with a
         count of 0: nobody knows how many."""
-        attempts, connected, lines = self._link.attempts(), False, None
+        lines, heard = Endless(self._link, f"{self._path}/events"), 1
         try:
             while True:
-                try:
-                    if lines is None:
-                        lines = await Lines.open(self._link, f"{self._path}/events")
-                        if connected:
-                            yield {"type": "missed", "count": 0}
-                        connected = True
-                    event = await lines.next()
-                    if event["type"] == "error":
-                        raise last_words(event["error"])
-                except Failure as failure:
-                    if lines is not None:
-                        await lines.close()
-                    lines = None
-                    await self._link.pause(attempts, failure)
-                    continue
-                attempts.progress()
+                event = await lines.next()
+                if lines.connections > heard:
+                    heard = lines.connections
+                    yield {"type": "missed", "count": 0}
                 if event["type"] != "heartbeat":
                     yield event
                 if event["type"] == "session_ended":
                     return
         finally:
-            if lines is not None:
-                await lines.close()
+            await lines.close()
 
     async def tools(self, format: str = "openai") -> list[dict[str, Any]]:
         """Its tools, as `openai`, `anthropic` or `mcp` wants them defined."""
