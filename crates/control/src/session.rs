@@ -60,6 +60,9 @@ pub struct Record {
     /// Sandboxes that it has had and given up: the next one is asked for under a name of its own.
     #[serde(default)]
     spent: u64,
+    /// Whether its sandbox has what one begins with: until then nothing that it lacks was removed by anybody.
+    #[serde(default)]
+    prepared: bool,
     /// Paths of datasets that its sandbox has.
     #[serde(default)]
     placed: Vec<String>,
@@ -149,7 +152,7 @@ impl Sessions {
             ended_at_ms: None,
         };
         let hash: [u8; 32] = Sha256::digest(serde_json::to_vec(request).unwrap_or_default()).into();
-        let record = Record { session, spent: 0, placed: Vec::new(), runs: VecDeque::new() };
+        let record = Record { session, spent: 0, prepared: false, placed: Vec::new(), runs: VecDeque::new() };
         let known = platform.store.create_session(&record, idempotency.map(|key| (key, hash))).await?;
         if known.is_none() {
             let id = record.session.id.as_str();

@@ -43,8 +43,6 @@ pub enum Asked {
         /// What stands there afterwards.
         new_string: String,
     },
-    /// A file tool that is refused before any sandbox is touched.
-    Refused(Box<Refused>),
 }
 
 /// A file below one of the two places for files.
@@ -172,11 +170,11 @@ pub fn definitions() -> Vec<Definition> {
     ]
 }
 
-/// Checks a call.
+/// Checks a call. A file tool may be refused in its own words before any sandbox is touched.
 ///
 /// # Errors
 /// There is no such tool, or an argument is missing or wrong; the error names it.
-pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
+pub fn asked(tool: &str, call: &Call) -> Result<Result<Asked, Refused>, Error> {
     match tool {
         "sandbox_exec" => {
             let command = call.texts("command")?.ok_or_else(|| missing("command"))?;
@@ -193,43 +191,30 @@ pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
                 ));
             }
             let timeout = call.seconds("timeout", TIMEOUT_SECONDS_MAX)?;
-            Ok(Asked::Exec(Exec { command, timeout }))
+            Ok(Ok(Asked::Exec(Exec { command, timeout })))
         }
         "sandbox_write_file" => {
             let (file_path, content) = (call.text("file_path")?, call.text("content")?);
             call.only(&["file_path", "content"])?;
-            let Some(place) = placed(file_path) else { return Ok(Asked::refused(Refused::path(file_path))) };
+            let Some(place) = placed(file_path) else { return Ok(Err(Refused::path(file_path))) };
             if content.len() >= CONTENT_BYTES_MAX {
-                return Ok(Asked::refused(Refused::too_large(file_path, content.len())));
+                return Ok(Err(Refused::too_large(file_path, content.len())));
             }
             let file = File { given: file_path.to_owned(), place };
-            Ok(Asked::Write { file, content: content.to_owned() })
+            Ok(Ok(Asked::Write { file, content: content.to_owned() }))
         }
         "sandbox_edit_file" => {
             let file_path = call.text("file_path")?;
             let (old, new) = (call.text("old_string")?, call.text("new_string")?);
             call.only(&["file_path", "old_string", "new_string"])?;
-            let Some(place) = placed(file_path) else { return Ok(Asked::refused(Refused::path(file_path))) };
+            let Some(place) = placed(file_path) else { return Ok(Err(Refused::path(file_path))) };
             if old.is_empty() {
-                let error = "old_string is empty".to_owned();
-                let hint = "Edit failed - old_string is empty. Give the text to replace.".to_owned();
-                return Ok(Asked::refused(Refused {
-                    success: false,
-                    error,
-                    file_path: file_path.into(),
-                    hint,
-                }));
+                return Ok(Err(Refused::empty(file_path)));
             }
             let file = File { given: file_path.to_owned(), place };
-            Ok(Asked::Edit { file, old_string: old.into(), new_string: new.into() })
+            Ok(Ok(Asked::Edit { file, old_string: old.into(), new_string: new.into() }))
         }
         other => Err(crate::publish::no_tool(ToolSet::Analysis, other)),
-    }
-}
-
-impl Asked {
-    fn refused(refused: Refused) -> Self {
-        Self::Refused(Box::new(refused))
     }
 }
 
@@ -243,6 +228,12 @@ impl Refused {
     fn too_large(file_path: &str, bytes: usize) -> Self {
         let error = format!("Content too large: {bytes} bytes (limit 5MB)");
         Self::new(error, file_path, "Content too large. Write less, or create the data with a script.")
+    }
+
+    /// There is no text to look for (A6.14).
+    fn empty(file_path: &str) -> Self {
+        let hint = "Edit failed - old_string is empty. Give the text to replace.";
+        Self::new("old_string is empty".into(), file_path, hint)
     }
 
     /// The text is there more than once (A6.13), or not at all (A6.14).

@@ -152,28 +152,17 @@ impl Executed {
 
     /// Nothing ran, and why (A8.07).
     pub fn failed(session: &SessionId, error: &Error) -> Self {
-        let what = match error.code {
-            ErrorCode::TierUnavailable => "No container runtime available",
-            ErrorCode::NotFound => "Sandbox image missing",
-            ErrorCode::InvalidRequest | ErrorCode::LimitExceeded => "Invalid code",
-            ErrorCode::SandboxLost => "Sandbox died",
-            ErrorCode::SpawnFailed
-            | ErrorCode::Conflict
-            | ErrorCode::NotRegular
-            | ErrorCode::Unsupported
-            | ErrorCode::Capacity
-            | ErrorCode::QuotaExceeded
-            | ErrorCode::RateLimited
-            | ErrorCode::Unauthorized
-            | ErrorCode::Forbidden
-            | ErrorCode::TooLarge
-            | ErrorCode::VersionUnsupported
-            | ErrorCode::StoreUnavailable
-            | ErrorCode::PostureMismatch
-            | ErrorCode::Protocol
-            | ErrorCode::Deadline
-            | ErrorCode::Platform => "Sandbox failed",
-        };
+        let known = [
+            (ErrorCode::TierUnavailable, "No container runtime available"),
+            (ErrorCode::NotFound, "Sandbox image missing"),
+            (ErrorCode::SandboxLost, "Sandbox died"),
+            (ErrorCode::InvalidRequest, "Invalid code"),
+            (ErrorCode::LimitExceeded, "Invalid code"),
+            // It was called off, or the session was ended.
+            (ErrorCode::Conflict, "Not executed"),
+        ];
+        let named = known.into_iter().find(|(code, _)| *code == error.code);
+        let what = named.map_or("Sandbox failed", |(_, what)| what);
         Self {
             success: false,
             stdout: String::new(),

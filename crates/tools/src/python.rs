@@ -16,6 +16,12 @@ pub const SCRIPT: &str = "/workspace/task.py";
 /// How a failed installation begins (A4.05).
 const NOT_INSTALLED: &str = "Failed to install requirements: ";
 
+/// What is said where nothing isolates (A7.05).
+const NO_BACKEND: &str =
+    "Failed to initialize sandbox engine: Failed to initialize any sandbox backend (Daytona or Docker)";
+/// The codes of errors that whoever called can mend in the call.
+const WRONG: [ErrorCode; 2] = [ErrorCode::InvalidRequest, ErrorCode::LimitExceeded];
+
 /// The instructions for a model.
 pub const PROMPT: &str = include_str!("python.md");
 
@@ -167,40 +173,26 @@ impl Executed {
         }
     }
 
-    /// Nothing ran (A7.03): in the documented words where there is no backend (A7.05).
+    /// It failed outside the script (A7.03): in the documented words where there is no backend (A7.05).
     pub fn failed(error: &Error) -> Self {
-        let stderr = match error.code {
-            ErrorCode::TierUnavailable => {
-                "Failed to initialize sandbox engine: Failed to initialize any sandbox backend \
-                                           (Daytona or Docker)"
-                    .to_owned()
-            }
-            ErrorCode::InvalidRequest | ErrorCode::LimitExceeded => {
-                format!("Invalid arguments: {}. {}", error.message, error.fix)
-            }
-            // Something ran, or may have.
-            _ if error.ran != DidRun::No => format!("Execution failed: {}. {}", error.message, error.fix),
-            ErrorCode::SpawnFailed
-            | ErrorCode::NotFound
-            | ErrorCode::Conflict
-            | ErrorCode::NotRegular
-            | ErrorCode::Unsupported
-            | ErrorCode::Capacity
-            | ErrorCode::QuotaExceeded
-            | ErrorCode::RateLimited
-            | ErrorCode::Unauthorized
-            | ErrorCode::Forbidden
-            | ErrorCode::TooLarge
-            | ErrorCode::VersionUnsupported
-            | ErrorCode::StoreUnavailable
-            | ErrorCode::PostureMismatch
-            | ErrorCode::SandboxLost
-            | ErrorCode::Protocol
-            | ErrorCode::Deadline
-            | ErrorCode::Platform => {
-                format!("Failed to initialize sandbox engine: {}. {}", error.message, error.fix)
-            }
+        if error.code == ErrorCode::TierUnavailable {
+            return Self::said(NO_BACKEND.into());
+        }
+        let not_run = error.ran == DidRun::No;
+        let what = if WRONG.contains(&error.code) {
+            "Invalid arguments"
+        } else if not_run && error.code == ErrorCode::Conflict {
+            // It was called off, or the session was ended.
+            "Not executed"
+        } else if not_run {
+            "Failed to initialize sandbox engine"
+        } else {
+            "Execution failed"
         };
+        Self::said(format!("{what}: {}. {}", error.message, error.fix))
+    }
+
+    fn said(stderr: String) -> Self {
         Self { exit_code: 1, stdout: String::new(), stderr, stdout_truncated: false, stderr_truncated: false }
     }
 
@@ -265,6 +257,20 @@ mod tests {
             "{\"exit_code\":1,\"stdout\":\"\",\"stderr\":\"Failed to initialize sandbox engine: \
              Failed to initialize any sandbox backend (Daytona or Docker)\"}"
         );
+        let called_off = Error {
+            code: ErrorCode::Conflict,
+            ..wrong("the call was cancelled before its turn came", "Call again.")
+        };
+        assert_eq!(
+            Executed::failed(&called_off).stderr,
+            "Not executed: the call was cancelled before its turn came. Call again."
+        );
+        let lost = Error {
+            code: ErrorCode::SandboxLost,
+            ran: DidRun::Unknown,
+            ..wrong("it is gone", "Call again.")
+        };
+        assert_eq!(Executed::failed(&lost).stderr, "Execution failed: it is gone. Call again.");
         // A4.05
         let mut ran = Ran {
             outcome: Outcome::Exited { code: 1 },

@@ -113,16 +113,20 @@ impl Live {
             found.iter().map(|info| (below(interpreter::WORKSPACE, info), info)).collect();
         // What was not looked at is not gone.
         manifest.forget(|name| complete && !names.contains_key(name));
-        let mut told = Vec::new();
+        let (mut told, mut left) = (Vec::new(), 0_u64);
         for info in &found {
             let name = below(interpreter::WORKSPACE, info);
             if before.get(&name) == Some(&info.version) && manifest.file(&name).is_some() {
                 continue;
             }
             let kept = self.folder.take(&mut manifest, call, &name, info).await?;
+            left += u64::from(!kept);
             if kept && interpreter::is_collected(&name) {
                 told.push(name);
             }
+        }
+        if left > 0 || !complete {
+            tracing::warn!(session = %session.id, left, complete, "not all files of a run are kept");
         }
         if let Some(stdout) = stdout {
             let path = FilePath::new(format!("{}/{}", interpreter::WORKSPACE, interpreter::STDOUT))

@@ -197,17 +197,27 @@ impl Live {
         };
         let (kept, name, gap) =
             if stderr { (errors, "stderr", run.stderr_gap) } else { (stdout, "stdout", run.stdout_gap) };
-        let bytes = match kept {
-            KeptOutput::Nothing => return Ok(None),
-            KeptOutput::Small(text) => STANDARD.decode(text).unwrap_or_default(),
-            KeptOutput::Large => match self.folder.read(&["runs", id.as_str(), name]).await? {
-                Some(outgoing) => whole(outgoing).await?,
-                None => return Ok(None),
-            },
-        };
+        let Some(bytes) = self.kept_output(id, name, &kept).await? else { return Ok(None) };
         let (from, to) = within(offset, bytes.len() as u64, gap);
         let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
         Ok(Some(bytes.get(place(from)..place(to)).unwrap_or_default().to_vec()))
+    }
+
+    /// All that is kept of a stream of a run.
+    pub(super) async fn kept_output(
+        &self,
+        id: &ExecId,
+        name: &str,
+        kept: &KeptOutput,
+    ) -> Result<Option<Vec<u8>>, node::Error> {
+        Ok(match kept {
+            KeptOutput::Nothing => None,
+            KeptOutput::Small(text) => STANDARD.decode(text).ok(),
+            KeptOutput::Large => match self.folder.read(&["runs", id.as_str(), name]).await? {
+                Some(outgoing) => Some(whole(outgoing).await?),
+                None => None,
+            },
+        })
     }
 
     async fn written(&self, id: &ExecId) -> Result<Option<Written>, node::Error> {

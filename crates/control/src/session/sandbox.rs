@@ -28,7 +28,7 @@ pub struct Used {
     pub id: SandboxId,
     /// The call that keeps it in use.
     pub call: Call,
-    /// Whether nothing has run in it yet.
+    /// Whether it has not got yet what one begins with.
     pub fresh: bool,
 }
 
@@ -62,7 +62,7 @@ impl Live {
                 Ok(_) if record.session.persistence == Persistence::Run => {
                     self.release(platform, account, record).await;
                 }
-                Ok(call) => return Ok(Used { id, call, fresh: false }),
+                Ok(call) => return Ok(Used { id, call, fresh: !record.prepared }),
                 Err(_) => {
                     // A1.07
                     tracing::warn!(session = %self.id, sandbox = %id, "its sandbox has ended, and the files in it are gone");
@@ -170,10 +170,21 @@ impl Live {
         stopped
     }
 
+    /// Its sandbox has what one begins with. For a single run nobody asks again.
+    pub(super) async fn prepared(&self, platform: &Platform) -> Answer<()> {
+        let mut record = self.record.lock().await;
+        record.prepared = true;
+        match record.session.persistence {
+            Persistence::Session => self.save(platform, &record).await,
+            Persistence::Run => Ok(()),
+        }
+    }
+
     /// Has the next sandbox be another one.
     pub(super) fn spend(&self, record: &mut Record) {
         record.session.sandbox = None;
         record.spent += 1;
+        record.prepared = false;
         record.placed.clear();
     }
 }

@@ -6,16 +6,13 @@ use api::files::{FileAsk, FilePath};
 use api::policy::Preset;
 use api::session::{Persistence, Session, SessionArtifact, ToolSet};
 use api::{Error, ErrorCode, limits};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::Serialize;
 use tokio::time::timeout;
 use tools::{Ran, analysis, interpreter, python};
 
 use super::Turn;
-use super::exec::KeptOutput;
-use super::files::{Versions, read, stays_inside, versions, whole, write};
+use super::files::{Versions, read, stays_inside, versions, write};
 use super::flight::{Landing, Told};
 use super::run::{FILES_WITHIN, Runner, beside};
 use super::sandbox::Used;
@@ -23,37 +20,43 @@ use crate::fault::Answer;
 
 /// A call that was checked.
 pub(super) enum Work {
+    /// Needs no sandbox.
+    Cleanup,
+    Inside(Inside),
+}
+
+/// What is done in a sandbox.
+pub(super) enum Inside {
     Analysis(analysis::Asked),
-    Python(python::Asked),
+    Python { script: String, requirements: Vec<String> },
     Interpreter(String),
 }
 
 impl Runner {
     /// Does what was asked for, in the sandbox of the session.
     pub(super) async fn work(&mut self, work: Work, turn: &mut Turn) -> Answer<Told> {
-        if let Work::Python(python::Asked::Cleanup) = work {
-            return self.cleanup().await;
-        }
+        let inside = match work {
+            Work::Cleanup => return self.cleanup().await,
+            Work::Inside(inside) => inside,
+        };
         let used = self.sandbox(turn).await?;
         if let Err(fault) = self.prepare(&used).await {
             // Half of what should be there is worse than nothing.
             self.leave(turn, &used).await;
             return Err(fault);
         }
-        let done = match work {
-            Work::Analysis(analysis::Asked::Exec(exec)) => self.sandbox_exec(turn, &used, exec).await,
-            Work::Analysis(analysis::Asked::Write { file, content }) => {
+        let done = match inside {
+            Inside::Analysis(analysis::Asked::Exec(exec)) => self.sandbox_exec(turn, &used, exec).await,
+            Inside::Analysis(analysis::Asked::Write { file, content }) => {
                 self.sandbox_write_file(&used, &file, content).await
             }
-            Work::Analysis(analysis::Asked::Edit { file, old_string, new_string }) => {
+            Inside::Analysis(analysis::Asked::Edit { file, old_string, new_string }) => {
                 self.sandbox_edit_file(&used, &file, old_string, new_string).await
             }
-            Work::Analysis(analysis::Asked::Refused(refused)) => Ok(told(&refused, true)),
-            Work::Python(python::Asked::Execute { script, requirements }) => {
+            Inside::Python { script, requirements } => {
                 self.execute_python(turn, &used, script, requirements).await
             }
-            Work::Python(python::Asked::Cleanup) => self.cleanup().await,
-            Work::Interpreter(code) => self.execute_python_code(&used, code).await,
+            Inside::Interpreter(code) => self.execute_python_code(&used, code).await,
         };
         if self.session.persistence == Persistence::Run {
             self.leave(turn, &used).await;
@@ -73,7 +76,7 @@ impl Runner {
             let hook = format!("{}/sitecustomize.py", interpreter::HOOK_DIRECTORY);
             write(&used.call, &hook, interpreter::HOOK).await?;
         }
-        Ok(())
+        self.live.prepared(&self.platform).await
     }
 
     async fn sandbox_exec(&mut self, turn: &mut Turn, used: &Used, exec: analysis::Exec) -> Answer<Told> {
@@ -222,26 +225,13 @@ impl Runner {
         };
         let runtime = self.platform.node.runtime_of(&used.id).unwrap_or_default();
         let ran = self.exec(used, (&self.run.id.clone(), true), spec, seconds).await?;
-        let stdout = self.stdout().await;
+        let [kept_stdout, _] = &self.kept;
+        let stdout = self.live.kept_output(&self.run.id, "stdout", kept_stdout).await?.map(Bytes::from);
         let (session, run) = (&self.session, &self.run.id);
         let keeping = self.live.keep_workspace((session, run), &used.call, &before, stdout);
         let (files, artifacts) = kept(session, timeout(FILES_WITHIN, keeping).await);
         let executed = interpreter::Executed::new(&session.id, &runtime, &ran, files);
         Ok(Told { artifacts, ..told(&executed, !executed.is_well()) })
-    }
-
-    /// All that was kept of standard output.
-    async fn stdout(&self) -> Option<Bytes> {
-        let [stdout, _] = &self.kept;
-        match stdout {
-            KeptOutput::Nothing => None,
-            KeptOutput::Small(text) => STANDARD.decode(text).ok().map(Bytes::from),
-            KeptOutput::Large => {
-                let outgoing =
-                    self.live.folder.read(&["runs", self.run.id.as_str(), "stdout"]).await.ok()??;
-                whole(outgoing).await.ok().map(Bytes::from)
-            }
-        }
     }
 
     /// Frees all that the session holds on the machine (A7.08), and what it keeps for the next sandbox.
@@ -270,16 +260,18 @@ pub(super) fn checked(
     tool: &str,
     call: &tools::Call,
 ) -> Result<Result<Work, Told>, Error> {
-    Ok(match session.set {
+    let inside = match session.set {
         ToolSet::Analysis => match analysis::asked(tool, call)? {
-            analysis::Asked::Refused(refused) => Err(told(&refused, true)),
-            asked @ (analysis::Asked::Exec(_)
-            | analysis::Asked::Write { .. }
-            | analysis::Asked::Edit { .. }) => Ok(Work::Analysis(asked)),
+            Ok(asked) => Inside::Analysis(asked),
+            Err(refused) => return Ok(Err(told(&refused, true))),
         },
-        ToolSet::Python => Ok(Work::Python(python::asked(tool, call)?)),
-        ToolSet::Interpreter => Ok(Work::Interpreter(interpreter::asked(tool, call)?)),
-    })
+        ToolSet::Python => match python::asked(tool, call)? {
+            python::Asked::Cleanup => return Ok(Ok(Work::Cleanup)),
+            python::Asked::Execute { script, requirements } => Inside::Python { script, requirements },
+        },
+        ToolSet::Interpreter => Inside::Interpreter(interpreter::asked(tool, call)?),
+    };
+    Ok(Ok(Work::Inside(inside)))
 }
 
 /// A failure in the shape of its tool set, if it has one (A7.03, A8.07).

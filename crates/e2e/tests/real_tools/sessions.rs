@@ -224,6 +224,16 @@ fn files_of_a_session_outlive_killed_servers_and_sandboxes() {
         stays.client.stop(&sandbox).await.unwrap();
         let seen = stays.call("execute_python_code", json!({"code": "print(open('kept.csv').read())"})).await;
         assert_eq!(seen["stdout"], "2\n", "what is kept is there in the next sandbox: {seen}");
+        // What a sandbox never got, because a dataset did not fit, was removed by nobody.
+        let sandbox = stays.client.session(&stays.id).await.unwrap().sandbox.unwrap();
+        stays.client.stop(&sandbox).await.unwrap();
+        stays.client.add_dataset(&stays.id, "large", Bytes::from(vec![b'x'; 100 << 20])).await.unwrap();
+        let full = stays.call("execute_python_code", json!({"code": "print(1)"})).await;
+        assert_eq!((&full["success"], &full["files"]), (&json!(false), &json!([])), "{full}");
+        stays.client.add_dataset(&stays.id, "large", Bytes::from_static(b"small")).await.unwrap();
+        let seen = stays.call("execute_python_code", json!({"code": "print(open('kept.csv').read())"})).await;
+        assert_eq!(seen["stdout"], "2\n", "{seen}");
+        assert_eq!(stays.client.session_artifact(&stays.id, "kept.csv").await.unwrap(), b"2");
         // What cannot be looked at is not taken for removed.
         let made = "import os\nos.mkdir('d')\nopen('d/in.csv', 'w').write('3')";
         stays.call("execute_python_code", json!({"code": made})).await;

@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use super::*;
 
 fn ask(tool: &str, arguments: Value) -> Result<Asked, Error> {
-    asked(tool, &Call::read(tool, arguments).unwrap())
+    Ok(asked(tool, &Call::read(tool, arguments).unwrap())?.expect("it is not refused"))
 }
 
 fn refused(tool: &str, arguments: Value) -> Value {
-    let Asked::Refused(refused) = ask(tool, arguments).unwrap() else { panic!("it is not refused") };
+    let refused = asked(tool, &Call::read(tool, arguments).unwrap()).unwrap().unwrap_err();
     serde_json::to_value(refused).unwrap()
 }
 

@@ -219,28 +219,13 @@ fn unknown(uri: &str) -> ErrorData {
 fn fault(error: &Error) -> ErrorData {
     let text = format!("{}. {}", error.message, error.fix);
     let data = Some(json!({ "error": error }));
-    match error.code {
-        ErrorCode::NotFound => ErrorData::resource_not_found(text, data),
-        ErrorCode::InvalidRequest | ErrorCode::TooLarge | ErrorCode::LimitExceeded => {
-            ErrorData::invalid_params(text, data)
-        }
-        ErrorCode::SpawnFailed
-        | ErrorCode::Conflict
-        | ErrorCode::NotRegular
-        | ErrorCode::Unsupported
-        | ErrorCode::Capacity
-        | ErrorCode::QuotaExceeded
-        | ErrorCode::RateLimited
-        | ErrorCode::Unauthorized
-        | ErrorCode::Forbidden
-        | ErrorCode::TierUnavailable
-        | ErrorCode::VersionUnsupported
-        | ErrorCode::StoreUnavailable
-        | ErrorCode::PostureMismatch
-        | ErrorCode::SandboxLost
-        | ErrorCode::Protocol
-        | ErrorCode::Deadline
-        | ErrorCode::Platform => ErrorData::internal_error(text, data),
+    if error.code == ErrorCode::NotFound {
+        ErrorData::resource_not_found(text, data)
+    } else if [ErrorCode::InvalidRequest, ErrorCode::TooLarge, ErrorCode::LimitExceeded].contains(&error.code)
+    {
+        ErrorData::invalid_params(text, data)
+    } else {
+        ErrorData::internal_error(text, data)
     }
 }
 
