@@ -8,7 +8,7 @@ export DEBIAN_FRONTEND=noninteractive
 export PATH="$HOME/.cargo/bin:$HOME/.local/bin:$PATH"
 
 # To build: a C compiler for crates that link C, libseccomp for youki. To isolate: runc, runsc. To make templates:
-# mmdebstrap. Disks: e2fsprogs, mount, util-linux. Tests: bubblewrap (the bench compares with it), skopeo and umoci
+# mmdebstrap. Disks: e2fsprogs, mount, util-linux. Tests: bubblewrap (the figures compare with it), skopeo and umoci
 # (they make and push the images that `belljar template` reads), docker-registry, zstd, iproute2 and procps (to look for leftovers). Attacks on
 # the service: faketime, openssl, chromium (a page in a sandbox is a page in a browser), and python3-venv, into which the fuzzer of attacks/H-09 is installed from PyPI. Guides: sqlite3 and jq, which they use.
 # Terminals: tmux, a terminal emulator that tests can ask what it shows. Engines: docker.io, podman.

@@ -23,6 +23,7 @@
 //! | [`hello`] | the fixed greeting that opens every connection between guest and node |
 //! | [`limits`] | what a sandbox may use: defaults and hard maxima |
 //! | [`posture`] | what can be seen of a process's privileges |
+//! | [`trace`] | where the time of a request went, and how a step is told |
 //! | [`walls`] | what the guest is told to put around itself, where nobody else does |
 //! | [`error`] | the one shape of every error |
 //!
@@ -52,6 +53,7 @@ pub mod secret;
 pub mod server;
 pub mod session;
 pub mod terminal;
+pub mod trace;
 pub mod walls;
 
 pub use error::{Error, ErrorCode, Layer, Ran, Retry};

@@ -80,7 +80,7 @@ pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 pub const UID_RANGE: u32 = 65_536;
 
 /// What one sandbox may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {

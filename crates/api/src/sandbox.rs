@@ -78,6 +78,9 @@ pub struct Sandbox {
     pub policy: Policy,
     /// How it is doing.
     pub state: SandboxState,
+    /// Whether it was ready before it was asked for.
+    #[serde(default)]
+    pub start: Start,
     /// Why it ended, once it has. Kept after it is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<EndReason>,
@@ -89,6 +92,18 @@ pub struct Sandbox {
     /// When it ended, likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at_ms: Option<u64>,
+}
+
+/// What a request for a sandbox has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Start {
+    /// None was ready: it was made when it was asked for.
+    #[default]
+    Cold,
+    /// One was ready. Nobody had used it.
+    Warm,
 }
 
 /// How a sandbox is doing.
@@ -221,6 +236,7 @@ impl Sandbox {
             labels: request.labels.clone(),
             policy: request.policy.clone().unwrap_or_default(),
             state: SandboxState::Starting,
+            start: Start::Cold,
             reason: None,
             error: None,
             created_at_ms: now_ms,

@@ -47,6 +47,31 @@ pub struct NodeStatus {
     /// The ways to isolate that were considered when the server started.
     #[serde(default)]
     pub backends: Vec<BackendStatus>,
+    /// Sandboxes that are ready before anybody asks for one.
+    #[serde(default)]
+    pub pool: Vec<PoolStatus>,
+}
+
+/// Sandboxes of one kind that are made ahead.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct PoolStatus {
+    /// Their template.
+    pub template: String,
+    /// What isolates them.
+    pub runtime: String,
+    /// Their limit of memory: the others may differ, too.
+    pub memory_bytes: u64,
+    /// How many are ready.
+    pub ready: u32,
+    /// How many are being made.
+    pub making: u32,
+    /// How many there should be, by what was asked for in the last minutes.
+    pub wanted: u32,
+    /// Requests that found one ready, since the server began.
+    pub warm: u64,
+    /// Requests that did not.
+    pub cold: u64,
 }
 
 /// A way to isolate, and whether it is used.

@@ -37,6 +37,12 @@ pub struct Configuration {
     pub disk_reserve_bytes: u64,
     /// How long artifacts are kept.
     pub artifact_retention_ms: u64,
+    /// Sandboxes that are ready of each kind that is asked for.
+    pub pool_ready: u32,
+    /// Memory for all of those together.
+    pub pool_memory_bytes: u64,
+    /// Templates that are ready before anybody asks.
+    pub pool_templates: Vec<String>,
     /// Where Python packages come from.
     pub packages_python: Option<String>,
     /// Where npm packages come from.
@@ -49,6 +55,8 @@ pub struct Configuration {
     pub backends: Vec<Backend>,
     /// How the log is written.
     pub log: Log,
+    /// Where traces are sent.
+    pub traces: Option<String>,
 }
 
 /// How the log is written.
@@ -64,7 +72,7 @@ pub enum Log {
 }
 
 /// Every value: its name, and what it means.
-pub const VALUES: [(&str, &str); 15] = [
+pub const VALUES: [(&str, &str); 19] = [
     ("listen", "The address and port to listen on. Port 0 is any free one."),
     (
         "tls_certificate",
@@ -88,6 +96,16 @@ pub const VALUES: [(&str, &str); 15] = [
         "How long artifacts of a run are kept after it, in milliseconds. 0: none are kept, and asking for them is refused.",
     ),
     (
+        "pool_ready",
+        "How many sandboxes are ready of each kind (template, tier, limits) that was asked for in the last hour; more where more were \
+         asked for at once in the last five minutes. 0: none is made before it is asked for.",
+    ),
+    ("pool_memory_bytes", "The memory that all ready sandboxes may take together."),
+    (
+        "pool_templates",
+        "Templates of which a sandbox with its usual limits is ready from the start of the server on, whether or not anybody asks.",
+    ),
+    (
         "packages_python",
         "Where the package gate gets Python packages: the address of a simple API. Without it, what the server's own pip is \
          configured for.",
@@ -108,6 +126,11 @@ pub const VALUES: [(&str, &str); 15] = [
          it OCI runtimes if the server is root, else Podman, else Docker.",
     ),
     ("log", "How the log is written to standard error: `text`, `json` or `none`."),
+    (
+        "traces",
+        "The address of an OpenTelemetry collector that takes OTLP over HTTP, such as `http://127.0.0.1:4318`: the steps of every create, \
+         exec and stop are sent there. Headers that it wants are in the variable `OTEL_EXPORTER_OTLP_HEADERS`.",
+    ),
 ];
 
 impl Default for Configuration {
@@ -123,12 +146,16 @@ impl Default for Configuration {
             memory_reserve_bytes: bounds.memory_reserve_bytes,
             disk_reserve_bytes: bounds.disk_reserve_bytes,
             artifact_retention_ms: bounds.artifact_retention_ms,
+            pool_ready: bounds.pool_ready,
+            pool_memory_bytes: bounds.pool_memory_bytes,
+            pool_templates: Vec::new(),
             packages_python: None,
             packages_node: None,
             packages_debian: None,
             packages_debian_security: None,
             backends: Vec::new(),
             log: Log::Text,
+            traces: None,
         }
     }
 }
@@ -157,6 +184,12 @@ impl Configuration {
             return Err(Error::invalid(
                 format!("{wrong:?} is no address that packages come from"),
                 "Write it with https:// in front.",
+            ));
+        }
+        if let Some(wrong) = self.traces.as_ref().filter(|address| !web(address)) {
+            return Err(Error::invalid(
+                format!("{wrong:?} is no address that traces can be sent to"),
+                "Write it with http:// or https:// in front, as in http://127.0.0.1:4318.",
             ));
         }
         let tls = self.tls()?;
@@ -193,6 +226,8 @@ impl Configuration {
             memory_reserve_bytes: self.memory_reserve_bytes,
             disk_reserve_bytes: self.disk_reserve_bytes,
             artifact_retention_ms: self.artifact_retention_ms,
+            pool_ready: self.pool_ready,
+            pool_memory_bytes: self.pool_memory_bytes,
         }
     }
 

@@ -11,10 +11,11 @@
 //! | [`shell`] | a terminal in one |
 //! | [`cp`], [`ls`], [`cat`], [`edit`], [`watch`] | files in them |
 //! | [`events`], [`top`] | how they are doing, live |
+//! | [`trace`] | where the time went |
 //! | [`session`], [`tools`], [`mcp`] | sessions of agents, and the tools that they offer |
 //! | [`secret`] | values that code in sandboxes can use and never sees |
 //! | [`key`], [`project`], [`drain`] | what an operator does |
-//! | [`serve`], [`configuration`] | `belljar serve`: this machine as a service |
+//! | [`serve`], [`configuration`], [`telemetry`] | `belljar serve`: this machine as a service, and what it tells of itself |
 //! | [`doctor`] | `belljar doctor`: what this machine can do, proved by doing it |
 //! | [`sandbox`] | `belljar build-sandbox`, `sandbox-status` and `sandbox-test`: the backend of this machine |
 //! | [`advisories`] | which versions lack which known fixes |
@@ -69,9 +70,11 @@ mod session;
 mod shell;
 mod show;
 mod stop;
+mod telemetry;
 mod template;
 mod tools;
 mod top;
+mod trace;
 mod watch;
 
 use std::path::PathBuf;
@@ -154,6 +157,8 @@ enum Command {
     Top(top::Arguments),
     /// Shows what happens to the sandboxes.
     Events(events::Arguments),
+    /// Shows where the time of a create, an exec or a stop went, step by step.
+    Trace(trace::Arguments),
     /// Makes sessions of agents, calls their tools, shows what they keep, ends them.
     Session(session::Arguments),
     /// Offers a tool set to one MCP client, on standard input and output.
@@ -229,6 +234,7 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Stop(stop) => stop::run(&connection, stop).await,
         Command::Top(top) => top::run(&connection, top).await,
         Command::Events(events) => events::run(&connection, events).await,
+        Command::Trace(trace) => trace::run(&connection, trace).await,
         Command::Session(session) => session::run(&connection, session).await,
         Command::Mcp(mcp) => mcp::run(&connection, &mcp).await,
         Command::Tools(tools) => tools::run(&tools),

@@ -24,7 +24,8 @@ use node::{Machine, Node, clock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 
-use crate::configuration::{Configuration, Log};
+use crate::configuration::Configuration;
+use crate::telemetry::Telemetry;
 use crate::{Place, platform, show};
 
 /// The project that the first key belongs to.
@@ -33,6 +34,8 @@ const FIRST_PROJECT: &str = "default";
 /// How long a store may be silent before a start is given up. On a busy machine it takes a second or two.
 const STORE_WITHIN: Duration = Duration::from_secs(15);
 const STORE_AGAIN: Duration = Duration::from_millis(100);
+/// To remove what is ready and nobody has asked for: milliseconds each.
+const POOL_WITHIN: Duration = Duration::from_secs(5);
 
 /// How to serve.
 #[derive(clap::Args)]
@@ -69,13 +72,20 @@ pub async fn run(place: &Place, arguments: &Arguments) -> Result<ExitCode, Error
         show::line(configuration.explained().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
-    log(configuration.log);
+    let telemetry = Telemetry::begin(configuration.log, configuration.traces.as_deref())?;
     more_descriptors();
     no_core_files();
-    serve(&place.data, &configuration, arguments).await
+    let served = serve(&place.data, &configuration, arguments, &telemetry).await;
+    telemetry.end().await;
+    served
 }
 
-async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments) -> Result<ExitCode, Error> {
+async fn serve(
+    data: &Path,
+    configuration: &Configuration,
+    arguments: &Arguments,
+    telemetry: &Telemetry,
+) -> Result<ExitCode, Error> {
     let acceptor = configuration.tls()?.map(|files| listen::tls(&files));
     let acceptor = acceptor.transpose().map_err(|error| platform(node::error::chain(&error)))?;
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
@@ -90,7 +100,11 @@ async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments
     let audit = Audit::open(&data.join("audit.log"), clock::wall_ms())
         .map_err(|error| platform(node::error::chain(&error)))?;
     let new = first_key(&store).await?;
-    let platform = Arc::new(Platform::new(node, store, audit).ports_under(configuration.domain()?));
+    let platform = Arc::new(
+        Platform::new(node, store, audit)
+            .ports_under(configuration.domain()?)
+            .traced_by(telemetry.traces.clone()),
+    );
     patiently(async || follow::begin(&platform).await).await?;
     let listener = TcpListener::bind(configuration.listen).await.map_err(|error| Error {
         fix: "Stop what uses that address, or choose another one with --listen.".into(),
@@ -103,10 +117,13 @@ async fn serve(data: &Path, configuration: &Configuration, arguments: &Arguments
     let trying = Arc::clone(&platform);
     tokio::spawn(async move { trying.try_sandboxes().await });
     tokio::spawn(listen::serve(listener, acceptor, routes::router(Arc::clone(&platform))));
+    platform.node.keep_ready(&configuration.pool_templates);
     platform.audit.record(Entry::new(clock::wall_ms(), Act::ServerStart));
     let scheme = if configuration.tls()?.is_some() { "https" } else { "http" };
     announce(&format!("{scheme}://{address}"), new.as_ref(), arguments)?;
     crate::wait_for_end().await?;
+    // What is left, the next server removes.
+    let _ = tokio::time::timeout(POOL_WITHIN, platform.node.close_pool()).await;
     let live = platform.node.status().sandboxes;
     if live > 0 {
         show::note(&format!("{live} sandboxes go on; the next `belljar serve` takes them over"));
@@ -191,15 +208,4 @@ fn more_descriptors() {
 /// What this process has in memory, secrets among it, is nothing to leave in a file when it ends badly.
 fn no_core_files() {
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
-}
-
-fn log(form: Log) {
-    let builder = tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false);
-    let started = match form {
-        Log::Text => builder.with_ansi(false).try_init(),
-        Log::Json => builder.json().flatten_event(true).try_init(),
-        Log::None => Ok(()),
-    };
-    // Somebody else's logger is as good.
-    drop(started);
 }

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::SandboxId;
 use api::policy::{Installed, Policy};
 use api::sandbox::{CreateSandbox, Lease, Sandbox, Usage};
 use api::server::{HEARTBEAT_MS, PAGE_MAX, Page};
+use api::trace::Trace;
+use api::{ExecId, SandboxId};
 use reqwest::Method;
 use serde::de::DeserializeOwned;
 
@@ -139,6 +140,15 @@ impl Client {
     /// It does not run.
     pub async fn usage(&self, sandbox: &SandboxId) -> Result<Usage, Error> {
         self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/usage"))).await
+    }
+
+    /// Where the time of the last requests for a sandbox went, the oldest first; of those for one exec, if one is named.
+    ///
+    /// # Errors
+    /// It is not known.
+    pub async fn trace(&self, sandbox: &SandboxId, exec: Option<&ExecId>) -> Result<Vec<Trace>, Error> {
+        let asked = exec.map(|exec| format!("?exec={exec}")).unwrap_or_default();
+        self.link.call(&Ask::get(format!("/v1/sandboxes/{sandbox}/trace{asked}"))).await
     }
 
     /// All pages of a list.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use api::account::Role;
 use api::server::{IDEMPOTENCY_BYTES_MAX, IDEMPOTENCY_HEADER};
+use api::trace::STEP;
 use api::{ContextId, Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
 use axum::body::{Body, to_bytes};
 use axum::extract::{ConnectInfo, FromRequest, FromRequestParts, Path, Query, Request};
@@ -19,6 +20,7 @@ use node::machine::random;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
+use tracing::{Instrument as _, info_span};
 
 use crate::account::Account;
 use crate::audit::{Act, Entry};
@@ -81,7 +83,8 @@ impl FromRequestParts<Arc<Platform>> for Caller {
     async fn from_request_parts(parts: &mut Parts, platform: &Arc<Platform>) -> Answer<Self> {
         let from = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip());
         let secret = secret(&parts.headers);
-        match platform.accounts.authenticate(&platform.store, secret, from, clock::wall_ms()).await {
+        let known = platform.accounts.authenticate(&platform.store, secret, from, clock::wall_ms());
+        match known.instrument(info_span!(target: STEP, "key")).await {
             Ok(account) => {
                 // Its body is counted against its project.
                 parts.extensions.insert(Arc::clone(&account));

@@ -11,6 +11,7 @@ use std::time::Duration;
 use api::sandbox::{EndReason, Sandbox, SandboxEvent, SandboxState};
 use node::clock;
 use node::egress::{Decided, Decision};
+use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, timeout_at};
 
@@ -18,6 +19,8 @@ use crate::audit::{Act, Entry};
 use crate::platform::Platform;
 use crate::store;
 
+/// Changes that are written at once: one transaction for a burst of creates.
+const CHANGES_AT_ONCE: usize = 64;
 /// Everything is compared this often, whatever was heard.
 const COMPARE_EVERY: Duration = Duration::from_secs(5);
 /// How long the end of a sandbox is remembered. A cause must be there a day later; a week is for people.
@@ -69,11 +72,11 @@ pub async fn follow(platform: Arc<Platform>) {
         while let Ok(heard) = timeout_at(until, events.recv()).await {
             match heard {
                 Ok(SandboxEvent::Changed { sandbox }) => {
-                    platform.metrics.changed(&sandbox);
-                    // That it was asked for was written down by whoever asked.
-                    if sandbox.state != SandboxState::Starting {
-                        let _ = keep(&platform, &sandbox).await;
+                    let changed = changes(&mut events, *sandbox);
+                    for sandbox in &changed {
+                        platform.metrics.changed(sandbox);
                     }
+                    let _ = keep_all(&platform, &changed).await;
                 }
                 Ok(SandboxEvent::Expiring { .. } | SandboxEvent::Missed { .. } | SandboxEvent::Heartbeat)
                 | Err(RecvError::Lagged(_)) => {}
@@ -86,6 +89,21 @@ pub async fn follow(platform: Arc<Platform>) {
             }
         }
     }
+}
+
+/// A change, and those that were told while the ones before were written: all are written at once.
+fn changes(events: &mut Receiver<SandboxEvent>, first: Sandbox) -> Vec<Sandbox> {
+    let mut changed = vec![first];
+    while changed.len() < CHANGES_AT_ONCE
+        && let Ok(event) = events.try_recv()
+    {
+        if let SandboxEvent::Changed { sandbox } = event {
+            changed.push(*sandbox);
+        }
+    }
+    // That it was asked for was written down by whoever asked.
+    changed.retain(|sandbox| sandbox.state != SandboxState::Starting);
+    changed
 }
 
 /// Writes down what is decided about what leaves sandboxes.
@@ -129,7 +147,34 @@ pub async fn tidy(platform: Arc<Platform>) {
 
 /// Has the store take note of a sandbox, and the node forget it if it has ended.
 async fn keep(platform: &Platform, shown: &Sandbox) -> Result<(), store::Error> {
-    let moved = platform.store.moved(shown).await?;
+    keep_all(platform, std::slice::from_ref(shown)).await
+}
+
+/// The same of several.
+async fn keep_all(platform: &Platform, all: &[Sandbox]) -> Result<(), store::Error> {
+    if all.is_empty() {
+        return Ok(());
+    }
+    let moved = match platform.store.moved_all(all).await {
+        // One that is damaged keeps nobody else from being written.
+        Err(store::Error::Damaged(_)) if all.len() > 1 => {
+            for shown in all {
+                if let Ok(moved) = platform.store.moved(shown).await {
+                    kept(platform, shown, moved).await?;
+                }
+            }
+            return Ok(());
+        }
+        moved => moved?,
+    };
+    for (shown, moved) in all.iter().zip(moved) {
+        kept(platform, shown, moved).await?;
+    }
+    Ok(())
+}
+
+/// What is done once the store has taken note of a sandbox, or found nothing new in it.
+async fn kept(platform: &Platform, shown: &Sandbox, moved: bool) -> Result<(), store::Error> {
     if !moved && platform.store.sandbox(&shown.project, shown.id.as_str()).await?.is_none() {
         platform.store.adopt(shown).await?;
     }

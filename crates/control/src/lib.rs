@@ -16,6 +16,7 @@
 //! | [`vault`] | secrets, sealed |
 //! | [`audit`] | who did what, in a file that only grows |
 //! | [`metrics`] | what is counted |
+//! | [`trace`] | where the time of requests went |
 //! | [`fault`] | how a refusal becomes an answer |
 //! | [`listen`] | connections within bounds, with or without TLS |
 //!
@@ -39,6 +40,7 @@ pub mod routes;
 pub mod session;
 pub mod store;
 pub mod terminal;
+pub mod trace;
 pub mod vault;
 
 pub use platform::Platform;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use api::ErrorCode;
 use api::sandbox::Sandbox;
-use api::server::NodeStatus;
+use api::server::{NodeStatus, PoolStatus};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -35,6 +35,8 @@ pub struct Metrics {
     sandboxes: Gauge,
     memory_free: Gauge<u64, AtomicU64>,
     disk_free: Gauge<u64, AtomicU64>,
+    pool: Family<Labels, Gauge>,
+    claims: Family<Labels, Gauge>,
 }
 
 impl Default for Metrics {
@@ -45,6 +47,7 @@ impl Default for Metrics {
         let (creates, create_seconds, ends) = (Family::default(), histogram(), Family::default());
         let (streams, sandboxes) = (Gauge::default(), Gauge::default());
         let (memory_free, disk_free) = (Gauge::default(), Gauge::default());
+        let (pool, claims) = (Family::default(), Family::default());
         registry.register("requests", "Requests answered", requests.clone());
         registry.register("request_seconds", "Time to the head of the answer", seconds.clone());
         registry.register("creates", "Sandboxes asked for, by what came of it", creates.clone());
@@ -58,6 +61,12 @@ impl Default for Metrics {
         registry.register("sandboxes", "Sandboxes that are starting, running or stopping", sandboxes.clone());
         registry.register("memory_free_bytes", "Memory of the machine free for more", memory_free.clone());
         registry.register("disk_free_bytes", "Disk of the machine free for more", disk_free.clone());
+        registry.register("pool", "Sandboxes made ahead, by template: ready, making, wanted", pool.clone());
+        registry.register(
+            "claims",
+            "Sandboxes asked for, by whether one was ready: warm, cold",
+            claims.clone(),
+        );
         Self {
             registry,
             requests,
@@ -69,6 +78,8 @@ impl Default for Metrics {
             sandboxes,
             memory_free,
             disk_free,
+            pool,
+            claims,
         }
     }
 }
@@ -106,11 +117,33 @@ impl Metrics {
         self.sandboxes.set(i64::from(status.sandboxes));
         self.memory_free.set(status.memory_free_bytes);
         self.disk_free.set(status.disk_free_bytes);
+        self.show_pool(&status.pool);
         let mut text = String::new();
         if encode(&mut text, &self.registry).is_err() {
             let _ = text.write_str("# EOF\n");
         }
         text
+    }
+}
+
+impl Metrics {
+    /// Kinds of one template differ in their limits, of which there may be many: they are added up.
+    fn show_pool(&self, pool: &[PoolStatus]) {
+        self.pool.clear();
+        for one in pool {
+            let counts = [("ready", one.ready), ("making", one.making), ("wanted", one.wanted)];
+            for (state, count) in counts {
+                let labels = vec![("template", one.template.clone()), ("state", state.to_owned())];
+                self.pool.get_or_create(&labels).inc_by(count.into());
+            }
+        }
+        self.claims.clear();
+        for one in pool {
+            for (start, count) in [("warm", one.warm), ("cold", one.cold)] {
+                let labels = vec![("template", one.template.clone()), ("start", start.to_owned())];
+                self.claims.get_or_create(&labels).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
+            }
+        }
     }
 }
 

@@ -20,6 +20,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use node::{Call, Event, Exec};
 use tokio::sync::OwnedSemaphorePermit;
+use tracing::{Instrument as _, Span};
 
 use crate::account::{STREAMS_MAX, Share, busy};
 use crate::fault::Answer;
@@ -73,10 +74,12 @@ impl IntoResponse for Output {
     fn into_response(self) -> Response {
         let status = if self.started.is_some() { StatusCode::CREATED } else { StatusCode::OK };
         self.platform.metrics.streams.inc();
-        let reader = Reader { carried: Carried::default(), reached: self.from, ended: false, output: self };
+        let (carried, span) = (Carried::default(), Span::current());
+        let reader = Reader { carried, reached: self.from, ended: false, span, output: self };
         let body = stream::unfold(Some(reader), |reader| async move {
             let mut reader = reader?;
-            let bytes = reader.step().await;
+            let span = reader.span.clone();
+            let bytes = reader.step().instrument(span).await;
             let next = (!reader.ended).then_some(reader);
             Some((Ok::<_, Infallible>(bytes), next))
         });
@@ -90,6 +93,8 @@ struct Reader {
     carried: Carried,
     reached: [u64; 3],
     ended: bool,
+    /// What the reader is a step of: the exec lasts as long as whoever started it reads.
+    span: Span,
 }
 
 impl Reader {

@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use api::limits::{Limits, WantedLimits};
 use api::sandbox::{CreateSandbox, EndReason, Sandbox, SandboxState};
 use api::server::Health;
+use api::trace::STEP;
 use api::{Error, ErrorCode, SandboxId};
-use node::{Node, Order, clock};
+use node::{Claim, Node, Order, clock};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
+use tracing::{Instrument as _, info_span};
 
 use crate::account::{Account, Accounts};
 use crate::audit::{Act, Audit, Entry};
@@ -19,6 +22,7 @@ use crate::ports::Ports;
 use crate::ports::name::Domain;
 use crate::session::Sessions;
 use crate::store::{Request, Requested, Store};
+use crate::trace::Traces;
 use crate::vault::Vault;
 
 /// A sandbox is tried this often; what is told of health is never older by much.
@@ -46,6 +50,8 @@ pub struct Platform {
     pub accounts: Accounts,
     /// What is counted.
     pub metrics: Metrics,
+    /// Where the time of requests went.
+    pub traces: Traces,
     /// How ports inside are reached.
     pub ports: Ports,
     /// Sessions in use.
@@ -79,7 +85,14 @@ impl Platform {
         node.keep_secrets_in(Arc::clone(&vault) as Arc<dyn node::secrets::Vault>);
         let (accounts, metrics, ports) = (Accounts::default(), Metrics::default(), Ports::default());
         let (sessions, mcp) = (Sessions::default(), crate::mcp::service());
-        Self { node, store, vault, audit, accounts, metrics, ports, sessions, mcp, tried }
+        let traces = Traces::default();
+        Self { node, store, vault, audit, accounts, metrics, traces, ports, sessions, mcp, tried }
+    }
+
+    /// The same, with what keeps the steps of requests.
+    #[must_use]
+    pub fn traced_by(self, traces: Traces) -> Self {
+        Self { traces, ..self }
     }
 
     /// The same, with ports under this domain.
@@ -109,7 +122,9 @@ impl Platform {
     ) -> Answer<(Sandbox, bool)> {
         request.check()?;
         let (platform, account) = (Arc::clone(self), Arc::clone(account));
-        let made = tokio::spawn(async move { platform.make(&account, request, idempotency).await });
+        let asked = Instant::now();
+        let making = async move { platform.make(&account, request, (idempotency, asked)).await };
+        let made = tokio::spawn(making.in_current_span());
         made.await
             .map_err(|source| node::Error::System { act: "create a sandbox".into(), source: source.into() })?
     }
@@ -118,14 +133,22 @@ impl Platform {
         &self,
         account: &Account,
         request: CreateSandbox,
-        idempotency: Option<String>,
+        (idempotency, asked): (Option<String>, Instant),
     ) -> Answer<(Sandbox, bool)> {
         let project = account.key.project.clone();
         let hash: [u8; 32] = Sha256::digest(serde_json::to_vec(&request).unwrap_or_default()).into();
-        let limits = self.node.wanted_limits(&request.template);
-        let wanted =
-            Sandbox::asked(node::machine::fresh_id()?, &project, &request, &limits, clock::wall_ms());
-        wanted.limits.check()?;
+        let order = Order { project: project.clone(), request, may_open: account.quota.open };
+        let (wanted, mut claim) = info_span!(target: STEP, "plan").in_scope(|| self.planned(&order))?;
+        if let Some(claim) = &mut claim {
+            claim.begin();
+        }
+        if claim.is_none()
+            && let Err(error) = self.node.may_wait(&order, asked)
+            && !self.knows(&project, idempotency.as_deref()).await?
+        {
+            self.metrics.create_failed(ErrorCode::Capacity);
+            return Err(error.into());
+        }
         let ask = Request {
             sandbox: &wanted,
             quota: &account.quota,
@@ -159,16 +182,15 @@ impl Platform {
         if new {
             self.note(account, Act::SandboxCreate, |entry| entry.sandbox(&sandbox.id));
         }
+        crate::trace::about(&sandbox.id);
         if sandbox.state != SandboxState::Starting {
             return Ok((sandbox, new));
         }
         let begun = Instant::now();
-        let order = Order { project, request, may_open: account.quota.open };
-        match self.node.create(&sandbox.id, &order).await {
+        match self.node.create(&sandbox.id, &order, claim).await {
             Ok(shown) => {
+                // The node has it and tells the store, for which nobody has to wait.
                 self.metrics.created(begun.elapsed());
-                // The node has it, and tells the store again if this does not work.
-                let _ = self.store.moved(&shown).await;
                 Ok((shown, new))
             }
             Err(error) => {
@@ -184,6 +206,31 @@ impl Platform {
                 self.gave_up(&sandbox).await;
                 Err(fault)
             }
+        }
+    }
+
+    /// A sandbox as it is asked for, under the id of one that is ready for it or under a fresh one. What is wrong with the order is
+    /// told by the node when it is to be made: a request that was made before is answered in any case.
+    fn planned(&self, order: &Order) -> Answer<(Sandbox, Option<Claim>)> {
+        let Order { project, request, .. } = order;
+        let (limits, claim) = match self.node.plan(order) {
+            Ok(plan) => (plan.limits(), self.node.claim(order, plan)),
+            Err(_) => (request.limits.over(Limits::default()), None),
+        };
+        limits.check()?;
+        let id = match &claim {
+            Some(claim) => claim.id().clone(),
+            None => node::machine::fresh_id()?,
+        };
+        let asked = Sandbox::asked(id, project, request, &WantedLimits::default(), clock::wall_ms());
+        Ok((Sandbox { limits, ..asked }, claim))
+    }
+
+    /// Whether a request was made before: it is answered from what is known, also by a machine that takes no others.
+    async fn knows(&self, project: &str, key: Option<&str>) -> Answer<bool> {
+        match key {
+            Some(key) => Ok(self.store.knows_key(project, key).await?),
+            None => Ok(false),
         }
     }
 

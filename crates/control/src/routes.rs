@@ -2,7 +2,7 @@
 //!
 //! | module | routes |
 //! |---|---|
-//! | [`sandboxes`] | create, list, look, stop, lease, policy, packages, usage, events |
+//! | [`sandboxes`] | create, list, look, stop, lease, policy, packages, usage, trace, events |
 //! | [`execs`] | start, list, look, read, write, signal, cancel |
 //! | [`contexts`] | interpreters that stay: create, list, look, restart, interrupt, remove, variables |
 //! | [`ports`] | how a port is reached, opening it to everybody, tunnels |
@@ -42,12 +42,14 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
+use tracing::Instrument as _;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::fault::Fault;
 use crate::platform::Platform;
+use crate::trace::PARENT_HEADER;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -76,6 +78,7 @@ fn table() -> OpenApiRouter<Arc<Platform>> {
         .routes(routes!(sandboxes::policy))
         .routes(routes!(sandboxes::packages))
         .routes(routes!(sandboxes::usage))
+        .routes(routes!(sandboxes::traces))
         .routes(routes!(sandboxes::events))
         .routes(routes!(execs::start, execs::list))
         .routes(routes!(execs::look, execs::cancel))
@@ -156,13 +159,15 @@ pub fn router(platform: Arc<Platform>) -> Router {
     crate::ports::before(api, platform)
 }
 
-/// What is done for every request: its version is checked, it is counted, and one line says how it went.
+/// What is done for every request: its version is checked, it is counted, its steps are its own, and one line says how it went.
 async fn attend(State(platform): State<Arc<Platform>>, request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
+    let parent = request.headers().get(PARENT_HEADER).and_then(|value| value.to_str().ok());
+    let span = platform.traces.of_request(&method, &route, parent);
     let mut response = match spoken(&request) {
-        Ok(()) => next.run(request).await,
+        Ok(()) => next.run(request).instrument(span).await,
         Err(fault) => fault.into_response(),
     };
     response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(API_VERSION));

@@ -119,7 +119,7 @@ impl Sessions {
         request.check()?;
         let policy = request.policy.clone().unwrap_or_default();
         if policy.open && !account.quota.open {
-            return Err(node::live::not_open(&account.key.project).into());
+            return Err(node::plan::not_open(&account.key.project).into());
         }
         platform.node.vouch(&account.key.project, &policy).await?;
         let limits = WantedLimits {

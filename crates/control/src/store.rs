@@ -35,21 +35,28 @@ use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use api::trace::STEP;
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 use sqlx::{Connection, Sqlite, Transaction};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::{Instrument as _, Span, info_span};
 
 pub use request::{Request, Requested};
 
 /// How long a caller waits for its turn while nobody gets one, and then once more for a lock that another process holds. A create
 /// must be refused within a second of a store's silence (L-04).
 pub const WAIT: Duration = Duration::from_millis(500);
+/// In how many looks a caller finds that nobody gets a turn. A server that was itself stopped, by a hypervisor or a debugger, has
+/// missed one look and not all: its own sleep is nobody's silence.
+const LOOKS: u32 = 5;
+/// How long a disk may take to open the file when a server starts. Nobody waits for an answer then, and there is no server without it.
+const OPENING: Duration = Duration::from_secs(10);
 /// How long a caller waits for its turn as long as those before it get theirs: half of what a client waits for an answer.
 const TURN_WITHIN: Duration = Duration::from_secs(30);
 /// What a connection keeps of the file, in KiB as SQLite writes it: the upper pages of every index. The kernel has the rest, and
@@ -73,6 +80,8 @@ struct Turns {
     queue: Arc<Semaphore>,
     /// Transactions that got the write lock: while they do, whoever waits will have its turn.
     begun: AtomicU64,
+    /// Whether the connection may wait for the disk at each commit.
+    synced: AtomicBool,
 }
 
 /// The one connection that writes, in the hand of whoever has the turn.
@@ -80,6 +89,8 @@ struct Writer {
     connection: PoolConnection<Sqlite>,
     turns: Arc<Turns>,
     _turn: OwnedSemaphorePermit,
+    /// From asking for the turn until this is given up, which is when the transaction has ended.
+    _step: Span,
 }
 
 /// Why the store did not do what was asked.
@@ -128,7 +139,7 @@ pub enum Error {
 }
 
 /// Whether a write is on the disk when it is answered.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Lasting {
     /// After a killed server, not after a power cut: `synchronous=NORMAL`, no wait for the disk.
     Process,
@@ -146,9 +157,13 @@ impl Store {
     pub async fn open(path: &Path) -> Result<Self, Error> {
         schema::create_if_missing(path).await?;
         let options = options(path);
-        let writer = pool(1).connect_with(options.clone()).await.map_err(failed("be opened"))?;
-        let readers = pool(READERS).connect_lazy_with(options.read_only(true));
-        let turns = Arc::new(Turns { queue: Arc::new(Semaphore::new(1)), begun: AtomicU64::new(0) });
+        let writer = pool(1, OPENING).connect_with(options.clone()).await.map_err(failed("be opened"))?;
+        let readers = pool(READERS, WAIT).connect_lazy_with(options.read_only(true));
+        let turns = Arc::new(Turns {
+            queue: Arc::new(Semaphore::new(1)),
+            begun: AtomicU64::new(0),
+            synced: AtomicBool::new(false),
+        });
         let store = Self { writer, readers, turns };
         let mut connection = store.writer.acquire().await.map_err(failed("be opened"))?;
         schema::check(&mut connection).await?;
@@ -180,15 +195,25 @@ impl Store {
 
     /// The one connection that writes.
     async fn connection(&self, lasting: Lasting, act: &'static str) -> Result<Writer, Error> {
-        let _turn = self.turns.next().await.map_err(failed(act))?;
-        let mut connection = self.writer.acquire().await.map_err(failed(act))?;
-        // Each time, because whoever had it before may have been dropped before it could set this back.
+        let step = info_span!(target: STEP, "store", what = act);
+        let turn = step.in_scope(|| info_span!(target: STEP, "turn"));
+        let _turn = self.turns.next().instrument(turn).await.map_err(failed(act))?;
+        let acquired = tokio::time::timeout(WAIT, self.writer.acquire()).await;
+        let mut connection = acquired.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(failed(act))?;
+        // A connection begins with the first. Whoever had it before may have been dropped before it could set this back, so the next one
+        // does; and nobody relies on the second being set.
         let pragma = match lasting {
-            Lasting::Process => "PRAGMA synchronous = NORMAL",
-            Lasting::Machine => "PRAGMA synchronous = FULL",
+            Lasting::Process => {
+                self.turns.synced.load(Ordering::Acquire).then_some("PRAGMA synchronous = NORMAL")
+            }
+            Lasting::Machine => Some("PRAGMA synchronous = FULL"),
         };
-        sqlx::query(pragma).execute(&mut *connection).await.map_err(failed(act))?;
-        Ok(Writer { connection, turns: Arc::clone(&self.turns), _turn })
+        if let Some(pragma) = pragma {
+            self.turns.synced.store(true, Ordering::Release);
+            sqlx::query(pragma).execute(&mut *connection).await.map_err(failed(act))?;
+            self.turns.synced.store(lasting == Lasting::Machine, Ordering::Release);
+        }
+        Ok(Writer { connection, turns: Arc::clone(&self.turns), _turn, _step: step })
     }
 }
 
@@ -197,14 +222,17 @@ impl Turns {
     async fn next(&self) -> Result<OwnedSemaphorePermit, sqlx::Error> {
         let deadline = Instant::now() + TURN_WITHIN;
         let mut turn = pin!(Arc::clone(&self.queue).acquire_owned());
-        loop {
-            let begun = self.begun.load(Ordering::Acquire);
-            match tokio::time::timeout(WAIT, &mut turn).await {
-                Ok(turn) => return turn.map_err(|_| sqlx::Error::PoolClosed),
-                Err(_) if self.begun.load(Ordering::Acquire) != begun && Instant::now() < deadline => {}
-                Err(_) => return Err(sqlx::Error::PoolTimedOut),
+        let mut begun = self.begun.load(Ordering::Acquire);
+        let mut nobody = 0;
+        while nobody < LOOKS && Instant::now() < deadline {
+            if let Ok(turn) = tokio::time::timeout(WAIT / LOOKS, &mut turn).await {
+                return turn.map_err(|_| sqlx::Error::PoolClosed);
             }
+            let now = self.begun.load(Ordering::Acquire);
+            nobody = if now == begun { nobody + 1 } else { 0 };
+            begun = now;
         }
+        Err(sqlx::Error::PoolTimedOut)
     }
 }
 
@@ -229,11 +257,18 @@ async fn begin<'c>(writer: &'c mut Writer, act: &'static str) -> Result<Transact
     Ok(transaction)
 }
 
-fn pool(most: u32) -> SqlitePoolOptions {
+impl Writer {
+    /// A statement of its own was done: whoever waits sees that turns go on.
+    fn had_its_turn(&self) {
+        self.turns.begun.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+fn pool(most: u32, within: Duration) -> SqlitePoolOptions {
     // Connections to a file do not go stale, and the last one to leave would take the write-ahead log with it.
     SqlitePoolOptions::new()
         .max_connections(most)
-        .acquire_timeout(WAIT)
+        .acquire_timeout(within)
         .idle_timeout(None)
         .max_lifetime(None)
         .test_before_acquire(false)

@@ -16,7 +16,7 @@ use std::time::Duration;
 use api::exec::ExecInfo;
 use api::server::HEARTBEAT_MS;
 use api::terminal::{INPUT_BYTES_MAX, TerminalEvent, TerminalRequest, TerminalSize, message, parts};
-use api::{Error, ExecId};
+use api::{Error, ErrorCode, ExecId};
 use axum::extract::ws::{Message, WebSocket};
 use bytes::Bytes;
 use futures_util::stream::{SplitSink, SplitStream};
@@ -249,7 +249,8 @@ async fn asker(
             Ok(()) = sizes.changed() => {
                 let size = *sizes.borrow_and_update();
                 match size {
-                    Some(size) => call.reader(id.clone()).resize(size).await,
+                    // It had a terminal when it was opened; that it has none any more is told by its end.
+                    Some(size) => call.reader(id.clone()).resize(size).await.or_else(unless_ended),
                     None => Ok(()),
                 }
             }
@@ -263,6 +264,10 @@ async fn asker(
         }
     }
     std::future::pending().await
+}
+
+fn unless_ended(error: node::Error) -> Result<(), node::Error> {
+    if error.to_api().code == ErrorCode::Conflict { Ok(()) } else { Err(error) }
 }
 
 /// Sends output, in messages that every client takes. Says whether the client is still there.

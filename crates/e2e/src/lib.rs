@@ -6,7 +6,7 @@
 //! | `real_*` | behaviour of real sandboxes; one file per subject | root, runc, a template; runsc where present |
 //! | `attacks` | the attacks of `attacks/`, each with its positive control | the same |
 //! | `attacks_service` | those on the service | the same, faketime, openssl, PyPI |
-//! | `bench` (a program) | the figures of `docs/specification.md` | the same |
+//! | `figures` (a program) | the figures of `docs/specification.md` | the same |
 //!
 //! A test that needs root starts nothing unless `BELLJAR_REAL` is set in the environment, as `just real` and
 //! `just attacks` set it, so that `cargo test` is safe on anybody's machine.

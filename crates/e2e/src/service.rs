@@ -118,11 +118,18 @@ impl Service {
         std::fs::set_permissions(data.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
         lend_template(data.path(), "base", 'b');
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect();
+        let mut extra: Vec<String> = words(extra);
+        if !extra.iter().any(|word| word == "--config") {
+            // What is counted here is counted without sandboxes that nobody has asked for.
+            let path = data.path().join("serve.toml");
+            std::fs::write(&path, "pool_ready = 0\n").unwrap();
+            extra.extend(["--config".to_owned(), path.to_string_lossy().into_owned()]);
+        }
         let mut service = Self {
             binary: binary(),
             child: None,
             before: words(before),
-            extra: words(extra),
+            extra,
             address: "127.0.0.1:0".into(),
             key: String::new(),
             data,

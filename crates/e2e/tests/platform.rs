@@ -12,9 +12,10 @@ use api::exec::{ExecSpec, Outcome};
 use api::limits::Limits;
 use api::sandbox::{CreateSandbox, EndReason, Lease, SandboxEvent, SandboxState, Tier};
 use api::{ErrorCode, ExecId, SandboxId};
-use client::Client;
+use client::{Client, Patience};
 use control::audit::Audit;
 use control::store::Store;
+use control::trace::{Recorder, Steps, Traces};
 use control::{Platform, account, follow, listen, routes};
 use node::admission::Bounds;
 use node::{Machine, Node};
@@ -22,6 +23,7 @@ use runtime::sim::Sim;
 use runtime::{Exit, Runtime};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
+use tracing_subscriber::prelude::*;
 
 /// Longer than anything here takes.
 const WITHIN: Duration = Duration::from_secs(20);
@@ -36,6 +38,10 @@ struct Place {
 
 impl Place {
     async fn new() -> Self {
+        Self::traced_by(Traces::default()).await
+    }
+
+    async fn traced_by(traces: Traces) -> Self {
         let data = tempfile::tempdir().unwrap();
         std::fs::set_permissions(data.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
         let machine = Machine::open(data.path()).unwrap();
@@ -45,7 +51,7 @@ impl Place {
         node::template::Store::new(data.path()).save(&template).unwrap();
         let sim = Sim::new();
         let runtimes: Vec<Arc<dyn Runtime>> = vec![Arc::new(sim.clone())];
-        let bounds = Bounds { disk_reserve_bytes: 0, ..Bounds::default() };
+        let bounds = Bounds { disk_reserve_bytes: 0, pool_ready: 0, ..Bounds::default() };
         let node = Node::open(
             &machine,
             runtimes,
@@ -65,7 +71,7 @@ impl Place {
         let (new, hash) = account::mint(&ask, 1).unwrap();
         store.create_key(&new.key, &hash).await.unwrap();
         let audit = Audit::open(&data.path().join("audit.log"), 1).unwrap();
-        let platform = Arc::new(Platform::new(node, store, audit));
+        let platform = Arc::new(Platform::new(node, store, audit).traced_by(traces));
         follow::begin(&platform).await.unwrap();
         tokio::spawn(follow::follow(Arc::clone(&platform)));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -124,6 +130,77 @@ async fn a_sandbox_is_created_used_and_stopped_and_its_end_is_remembered() {
 }
 
 #[tokio::test]
+async fn where_the_time_of_a_request_went_can_be_read_also_after_the_end() {
+    let recorder = Recorder::default();
+    // For the whole process: whether anybody wants a span is remembered for all threads, and other tests run beside this one.
+    tracing_subscriber::registry().with(recorder.clone().with_filter(Steps)).init();
+    let place = Place::traced_by(Traces { recorder, join: None }).await;
+    let client = place.client("p", Role::Write, plenty()).await;
+    let made = client.create(&small()).await.unwrap();
+    let mut reader = client.exec(&made.id, &exec(&["echo", "hello"])).await.unwrap();
+    let exec_id = reader.id().clone();
+    while reader.next().await.unwrap().is_some() {}
+    client.start(&made.id, &exec(&["true"])).await.unwrap();
+    client.stop(&made.id).await.unwrap();
+    let traces = client.trace(&made.id, None).await.unwrap();
+    let firsts: Vec<_> = traces.iter().map(|trace| trace.steps[0].name.as_str()).collect();
+    assert_eq!(firsts, ["create", "exec", "exec", "stop"]);
+    for trace in &traces {
+        let below = |step: &api::trace::Step| step.name == "key" && step.parent == Some(0);
+        assert!(trace.steps.iter().any(below), "{trace:?}");
+    }
+    let traces = client.trace(&made.id, Some(&exec_id)).await.unwrap();
+    let [trace] = traces.as_slice() else { panic!("{traces:?}") };
+    let names: Vec<_> = trace.steps.iter().map(|step| step.name.as_str()).collect();
+    assert_eq!(names, ["exec", "key", "launch", "first byte", "end"]);
+    assert!(trace.steps.iter().all(|step| step.took_us.is_some()), "{trace:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_is_refused_at_once_and_crowds_nobody_out() {
+    // Scenario 44
+    let place = Place::new().await;
+    place.sim.faults(|faults| faults.start_delay = Duration::from_millis(150));
+    let patience = Patience { connection: Duration::ZERO, busy: Duration::ZERO };
+    let impatient = client::Options { patience, ..client::Options::default() };
+    let flood =
+        Client::with(&place.url, &place.key("flood", Role::Write, plenty()).await, impatient).unwrap();
+    let mut asked = tokio::task::JoinSet::new();
+    let until = tokio::time::Instant::now() + Duration::from_secs(4);
+    while tokio::time::Instant::now() < until {
+        let flood = flood.clone();
+        asked.spawn(async move {
+            let begun = tokio::time::Instant::now();
+            (flood.create(&small()).await.map(drop).map_err(|error| error.to_api().code), begun.elapsed())
+        });
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        if asked.len() == 300 {
+            // In the middle of it, somebody who asks for little waits for a start or two.
+            let modest = place.client("modest", Role::Write, plenty()).await;
+            let begun = tokio::time::Instant::now();
+            modest.create(&small()).await.unwrap();
+            assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
+        }
+    }
+    let (mut refused, mut made) = (Vec::new(), 0);
+    while let Some(answered) = asked.join_next().await {
+        match answered.unwrap() {
+            (Ok(()), _) => made += 1,
+            (Err(code), took) => {
+                assert_eq!(code, ErrorCode::Capacity);
+                refused.push(took);
+            }
+        }
+    }
+    refused.sort();
+    assert!(made > 20 && refused.len() > 100, "{made} made, {} refused", refused.len());
+    assert!(refused[refused.len() * 95 / 100] < Duration::from_millis(50), "{:?}", refused.last());
+    let begun = tokio::time::Instant::now();
+    flood.create(&small()).await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(1), "all is as before");
+}
+
+#[tokio::test]
 async fn what_belongs_to_another_project_is_not_there() {
     // Scenario 81, X-01
     let place = Place::new().await;
@@ -143,8 +220,9 @@ async fn what_belongs_to_another_project_is_not_there() {
             code(two.exec_info(id, &exec_id).await),
             code(two.cancel(id, &exec_id).await),
             code(two.signal(id, &exec_id, 9).await),
+            code(two.trace(id, None).await),
         ];
-        assert_eq!(codes, [ErrorCode::NotFound; 9]);
+        assert_eq!(codes, [ErrorCode::NotFound; 10]);
     }
     assert_eq!(two.sandboxes(true).await.unwrap(), []);
     assert_eq!(one.sandbox(&made.id).await.unwrap().state, SandboxState::Running);

@@ -311,7 +311,7 @@ fn artifacts_and_datasets_of_another_project_are_not_there() {
 fn configured(text: &str) -> (tempfile::TempDir, PathBuf, Service) {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("belljar.toml");
-    std::fs::write(&path, text).unwrap();
+    std::fs::write(&path, format!("{text}pool_ready = 0\n")).unwrap();
     let service = Service::with(&[], &["--config", path.to_str().unwrap()]);
     (place, path, service)
 }

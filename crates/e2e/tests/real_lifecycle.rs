@@ -209,8 +209,7 @@ fn preloads_and_start_up_files_run_with_nothing_more_than_any_exec() {
 fn a_missing_part_of_the_isolation_is_refused() {
     on(EVERYWHERE, async |lab| {
         let missing = Flavor { binary: "/nonexistent/runtime".into(), ..Flavor::runc() };
-        let runtime = Oci::new(missing, Dirs { data: lab.data().to_owned() })
-            .map(|oci| Arc::new(oci) as Arc<dyn Runtime>);
+        let runtime = Oci::new(missing, Dirs::below(lab.data())).map(|oci| Arc::new(oci) as Arc<dyn Runtime>);
         let error = match runtime {
             Ok(runtime) => Sandbox::start(runtime, lab.id(), &lab.spec(Limits::default()))
                 .await
@@ -233,7 +232,7 @@ fn a_missing_part_of_the_isolation_is_refused() {
         std::fs::write(&wrapper, script).unwrap();
         std::fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let flavor = Flavor { binary: wrapper, ..Flavor::runc() };
-        let runtime = Arc::new(Oci::new(flavor, Dirs { data: lab.data().to_owned() }).unwrap());
+        let runtime = Arc::new(Oci::new(flavor, Dirs::below(lab.data())).unwrap());
         let started = Sandbox::start(runtime, lab.id(), &lab.spec(Limits::default())).await;
         let error = started.err().expect("a sandbox without its filter started").to_api();
         assert_eq!(error.code, ErrorCode::PostureMismatch, "{error:?}");
@@ -285,7 +284,7 @@ fn crash_here_when_told_to() {
     let words: Vec<&str> = told.split(' ').collect();
     let [step, id, runtime, data] = words[..] else { panic!("{told}") };
     let flavor = node::Machine::flavors().into_iter().find(|flavor| flavor.name == runtime).unwrap();
-    let oci = Oci::new(flavor.find().unwrap(), Dirs { data: data.into() }).unwrap().crash_at(step);
+    let oci = Oci::new(flavor.find().unwrap(), Dirs::below(data)).unwrap().crash_at(step);
     let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let guest = std::fs::read_dir(format!("{data}/guest")).unwrap().flatten().next().unwrap().path();
     let spec = runtime::Spec {

@@ -323,7 +323,7 @@ fn a_client_that_is_told_to_ask_again_gets_what_it_wanted_once() {
     served(async || {
         let place = tempfile::tempdir().unwrap();
         let config = place.path().join("belljar.toml");
-        std::fs::write(&config, "sandboxes_max = 1\n").unwrap();
+        std::fs::write(&config, "sandboxes_max = 1\npool_ready = 0\n").unwrap();
         let service = Service::with(&[], &["--config", config.to_str().unwrap()]);
         let client = service.client();
         let first = client.create(&small()).await.unwrap().id;

@@ -85,7 +85,7 @@ fn creates_beyond_the_room_of_the_machine_are_refused_before_anything_is_made() 
     served(async || {
         let place = tempfile::tempdir().unwrap();
         let config = place.path().join("belljar.toml");
-        std::fs::write(&config, format!("sandboxes_max = {ROOM}\n")).unwrap();
+        std::fs::write(&config, format!("sandboxes_max = {ROOM}\npool_ready = 0\n")).unwrap();
         let service = Service::with(&[], &["--config", config.to_str().unwrap()]);
         let answers = create_all(&service.wire(), &small(), crowd(), None).await;
         assert_eq!(count(&answers, 201), ROOM);

@@ -60,7 +60,7 @@ pub fn run(ttl: Duration, purpose: Purpose, way: Way) -> u8 {
             Way::Walled { .. } => House::Walls,
         };
         let Ok((meeting, said)) = meet(way) else { return NOT_BEGUN };
-        let table = Rc::new(Table::new(purpose, house));
+        let table = Rc::new(Table::new(purpose, house, ttl));
         let (Ok(children), Ok(mut terminate)) =
             (signal(SignalKind::child()), signal(SignalKind::terminate()))
         else {
@@ -73,7 +73,7 @@ pub fn run(ttl: Duration, purpose: Purpose, way: Way) -> u8 {
             let _ = said.write_all(crate::walls::READY);
         }
         tokio::select! {
-            () = tokio::time::sleep(ttl) => api::exec::GUEST_EXPIRED,
+            () = table.expired() => api::exec::GUEST_EXPIRED,
             _ = terminate.recv() => {
                 sweep::end_everybody().await;
                 0

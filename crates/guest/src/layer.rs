@@ -41,9 +41,9 @@ use api::layer::{Compression, LAYERS_MAX, LayerReport};
 use api::{Error, ErrorCode};
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use http_body_util::channel::Sender;
 use hyper::body::Incoming;
 use rustix::fs::{CWD, Mode, OFlags};
+use streamed::Feed;
 use tokio::sync::{mpsc, oneshot};
 
 use apply::Unpacker;
@@ -106,11 +106,7 @@ pub async fn put(order: Order, mut body: Incoming) -> Result<LayerReport, Error>
 
 /// Sends a layer of this sandbox as an archive: one that it was given, by its number, or `upper`, what a build has changed. For that
 /// everybody else is ended first, so that what is sent is one state of it.
-pub async fn get(
-    of: &str,
-    in_user_kernel: bool,
-    mut sender: Sender<Bytes, std::io::Error>,
-) -> Result<(), Error> {
+pub async fn get(of: &str, in_user_kernel: bool, sender: Feed) -> Result<(), Error> {
     let path = if of == "upper" {
         sweep::kill(Whom::Everybody).await;
         UPPER.to_owned()
@@ -134,7 +130,7 @@ pub async fn get(
     tokio::task::spawn_local(async move {
         while let Some(piece) = packed.recv().await {
             let goes_on = match piece {
-                Packed::Bytes(bytes) => sender.send_data(bytes).await.is_ok(),
+                Packed::Bytes(bytes) => sender.send(bytes).await.is_ok(),
                 Packed::End => false,
             };
             if !goes_on {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use api::exec::Stream;
 use api::frame::{HEADER_BYTES, Header};
 use bytes::{Bytes, BytesMut};
-use http_body_util::channel::Sender;
+use streamed::Feed;
 
 use crate::exec::Exec;
 use crate::spool::Read;
@@ -53,7 +53,7 @@ pub struct Position {
 }
 
 /// Sends frames until the exec is complete and everything was sent, or the reader is gone.
-pub async fn send(exec: Rc<Exec>, mut at: Position, mut sender: Sender<Bytes, std::io::Error>) {
+pub async fn send(exec: Rc<Exec>, mut at: Position, sender: Feed) {
     let _counted = Counted::new();
     let mut buffer = BytesMut::new();
     loop {
@@ -71,7 +71,7 @@ pub async fn send(exec: Rc<Exec>, mut at: Position, mut sender: Sender<Bytes, st
             };
             if let Some(frame) = next(&exec, stream, position, &mut buffer) {
                 idle = false;
-                if sender.send_data(frame).await.is_err() {
+                if sender.send(frame).await.is_err() {
                     return;
                 }
             }
@@ -83,12 +83,12 @@ pub async fn send(exec: Rc<Exec>, mut at: Position, mut sender: Sender<Bytes, st
             let Ok(json) = serde_json::to_vec(&end) else { return };
             let length = u32::try_from(json.len()).unwrap_or(0);
             let frame = [&Header::End { length }.encode()[..], &json].concat();
-            let _ = sender.send_data(frame.into()).await;
+            let _ = sender.send(frame.into()).await;
             return;
         }
         if tokio::time::timeout(HEARTBEAT, changed).await.is_err() {
             let frame = Bytes::copy_from_slice(&Header::Heartbeat.encode());
-            if sender.send_data(frame).await.is_err() {
+            if sender.send(frame).await.is_err() {
                 return;
             }
         }

@@ -10,6 +10,7 @@
 //! | `PUT /execs/{id}/size` with a `TerminalSize` | the exec's terminal has that size |
 //! | `POST /execs/{id}/signal` with a `SignalRequest` | all processes of the exec get it |
 //! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
+//! | `PUT /ttl/{ms}` | the time to live is that long from now |
 //! | `PUT /interpreter` with an `InterpreterSpec` | what code in Python is forked from, when it is started |
 //! | `GET /interpreter` | `InterpreterInfo`; starts it |
 //! | `PUT /contexts/{id}` with a `ContextSpec` | `ContextInfo`; the same request again makes nothing |
@@ -31,13 +32,13 @@ use api::exec::{ExecSpec, SignalRequest, Stream};
 use api::layer::Compression;
 use api::{ContextId, Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
 use bytes::Bytes;
-use http_body_util::channel::Channel;
 use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::Signal;
+use streamed::Streamed;
 use tokio::net::{TcpListener, UnixStream};
 
 use crate::egress;
@@ -70,7 +71,7 @@ const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Frames waiting for a slow reader.
 const FRAMES_WAITING: usize = 2;
 
-type Body = Either<Full<Bytes>, Either<Channel<Bytes, std::io::Error>, Either<files::Answer, Said>>>;
+type Body = Either<Full<Bytes>, Either<Streamed, Either<files::Answer, Said>>>;
 type Reply = Result<Response<Body>, Error>;
 
 /// Runs hyper's tasks on this thread.
@@ -153,7 +154,7 @@ async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<
             let exec = table.exec(&exec_id(id)?)?;
             let position = position(query)?;
             exec.begun().await?;
-            let (sender, channel) = Channel::new(FRAMES_WAITING);
+            let (sender, channel) = streamed::body(FRAMES_WAITING);
             tokio::task::spawn_local(output::send(exec, position, sender));
             Ok(Response::new(Either::Right(Either::Left(channel))))
         }
@@ -170,6 +171,12 @@ async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<
             json(StatusCode::OK, &exec.resize(parse(&collect(body).await?)?)?)
         }
         (&Method::POST, ["execs", id, "signal"]) => signal(exec_id(id)?, body, &table).await,
+        (&Method::PUT, ["ttl", ms]) => {
+            let ms =
+                ms.parse().map_err(|_| Error::not_found(format!("{ms:?} is no number of milliseconds")))?;
+            table.live_for(Duration::from_millis(ms));
+            json(StatusCode::OK, &())
+        }
         (&Method::PUT, ["interpreter"]) => {
             json(StatusCode::OK, &table.parent.set(parse(&collect(body).await?)?))
         }
@@ -186,7 +193,7 @@ async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<
             Ok(Response::new(Either::Right(Either::Right(Either::Right(said)))))
         }
         (&Method::GET, ["layer"]) => {
-            let (sender, channel) = Channel::new(FRAMES_WAITING);
+            let (sender, channel) = streamed::body(FRAMES_WAITING);
             layer::get(value(query, "of").unwrap_or_default(), table.in_user_kernel(), sender).await?;
             Ok(Response::new(Either::Right(Either::Left(channel))))
         }

@@ -5,10 +5,13 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::time::Duration;
 
 use api::exec::{ExecInfo, ExecSpec, Outcome};
 use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
 use rustix::process::Pid;
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::code;
 use crate::context::Process;
@@ -54,6 +57,8 @@ pub struct Table {
     next_group: Cell<u32>,
     groups_reused: Cell<bool>,
     assistants: Rc<Cell<usize>>,
+    /// When everything here ends, whoever else is still there.
+    expires: watch::Sender<Instant>,
 }
 
 /// Whose process it is.
@@ -71,8 +76,8 @@ pub struct Assistant {
 }
 
 impl Table {
-    /// An empty table of a sandbox that is for this.
-    pub fn new(purpose: Purpose, house: House) -> Self {
+    /// An empty table of a sandbox that is for this, and lives so long.
+    pub fn new(purpose: Purpose, house: House, ttl: Duration) -> Self {
         let kills: Rc<Kills> = Rc::default();
         if house == House::Engine {
             kills.look_ourselves();
@@ -90,6 +95,25 @@ impl Table {
             next_group: Cell::new(*limits::EXEC_GROUPS.start()),
             groups_reused: Cell::new(false),
             assistants: Rc::default(),
+            expires: watch::Sender::new(after(ttl)),
+        }
+    }
+
+    /// Has everything end after so long from now, and not when it was to end before: somebody has claimed what was made ahead.
+    pub fn live_for(&self, ttl: Duration) {
+        self.expires.send_replace(after(ttl));
+    }
+
+    /// Waits for the end of the time to live.
+    pub async fn expired(&self) {
+        let mut expires = self.expires.subscribe();
+        loop {
+            let at = *expires.borrow_and_update();
+            tokio::select! {
+                () = tokio::time::sleep_until(at) => return,
+                // We hold the sender.
+                _ = expires.changed() => {}
+            }
         }
     }
 
@@ -336,6 +360,12 @@ fn fingerprint(body: &[u8]) -> u64 {
     hasher.finish()
 }
 
+/// A time so long from now; one that is beyond all clocks is a century away.
+fn after(ttl: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    Instant::now() + ttl.min(CENTURY)
+}
+
 #[cfg(test)]
 mod tests {
     use rustix::process::{WaitOptions, waitpid};
@@ -346,7 +376,7 @@ mod tests {
     /// On one thread, as the guest runs; its children are reaped afterwards.
     fn with_table(test: impl AsyncFn(&Rc<Table>)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let table = Rc::new(Table::new(Purpose::Run, House::Ours));
+        let table = Rc::new(Table::new(Purpose::Run, House::Ours, Duration::MAX));
         LocalSet::new().block_on(&runtime, test(&table));
         for pid in table.processes.borrow().keys() {
             waitpid(Some(*pid), WaitOptions::empty()).unwrap();
@@ -377,6 +407,22 @@ mod tests {
                 (first, second) => assert_eq!(first.err().unwrap(), second.err().unwrap()),
             }
             assert_eq!(groups_taken(table), 2);
+        });
+    }
+
+    #[test]
+    fn the_time_to_live_is_the_last_that_was_given() {
+        with_table(async |table| {
+            let waits = Duration::from_millis(50);
+            assert!(tokio::time::timeout(waits, table.expired()).await.is_err());
+            let shortened = async {
+                tokio::task::yield_now().await;
+                table.live_for(Duration::ZERO);
+            };
+            let expired = tokio::time::timeout(Duration::from_secs(10), table.expired());
+            assert!(tokio::join!(expired, shortened).0.is_ok(), "whoever waits hears of it");
+            table.live_for(Duration::MAX);
+            assert!(tokio::time::timeout(waits, table.expired()).await.is_err());
         });
     }
 

@@ -22,6 +22,10 @@ pub struct Bounds {
     pub disk_reserve_bytes: u64,
     /// How long artifacts are kept; 0 for not at all.
     pub artifact_retention_ms: u64,
+    /// Sandboxes that are ready of each kind that is asked for; 0 for none of any.
+    pub pool_ready: u32,
+    /// Memory for all of those together.
+    pub pool_memory_bytes: u64,
 }
 
 /// What there is now.
@@ -72,6 +76,8 @@ impl Default for Bounds {
             memory_reserve_bytes: 512 << 20,
             disk_reserve_bytes: 1 << 30,
             artifact_retention_ms: 7 * 24 * 3_600_000,
+            pool_ready: 1,
+            pool_memory_bytes: 1 << 30,
         }
     }
 }

@@ -34,6 +34,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::entry::Call;
 use crate::error::{Error, chain};
+use crate::exec::Exec;
 use crate::live::Node;
 use crate::objects::{Objects, Outgoing};
 use attendant::{Attendant, gone};
@@ -154,7 +155,13 @@ impl Node {
     ///
     /// # Errors
     /// As [`Call::exec`]; and this machine keeps none, or cannot write down that it is to.
-    pub async fn exec(&self, call: &Call, id: &ExecId, mut spec: ExecSpec) -> Result<ExecInfo, Error> {
+    pub async fn exec(&self, call: &Call, id: &ExecId, spec: ExecSpec) -> Result<ExecInfo, Error> {
+        let _turn = self.turn_to_launch(call, id, &spec).await?;
+        self.launch(call, id, spec).await
+    }
+
+    /// Launches it, and has somebody attend to the files it is to leave.
+    async fn launch(&self, call: &Call, id: &ExecId, mut spec: ExecSpec) -> Result<ExecInfo, Error> {
         let Some(keep) = spec.artifacts.take() else { return call.exec(id, spec).await };
         keep.check().map_err(Error::Request)?;
         let keeper = &self.shared.keeper;
@@ -177,7 +184,7 @@ impl Node {
                 unseen: false,
                 started: false,
             };
-            tokio::spawn(attendant.begin(wanted, spec.clone()));
+            tokio::spawn(attendant.begin(wanted, spec.clone(), tracing::Span::current()));
         }
         let launched = match launch.wait_for(|launch| !matches!(launch, Launch::NotYet)).await {
             Ok(launch) => launch.clone(),
@@ -188,6 +195,18 @@ impl Node {
             Launch::Started(info) => Ok(*info),
             Launch::Refused(error) => Err(Error::Request(error)),
             Launch::NotYet | Launch::Elsewhere => call.exec(id, spec).await,
+        }
+    }
+
+    /// The same, and a reader of what it writes.
+    ///
+    /// # Errors
+    /// As [`Node::exec`].
+    pub async fn follow(&self, call: &Call, id: &ExecId, spec: ExecSpec) -> Result<(ExecInfo, Exec), Error> {
+        let _turn = self.turn_to_launch(call, id, &spec).await?;
+        match spec.artifacts {
+            None => call.follow(id, spec).await,
+            Some(_) => Ok((self.launch(call, id, spec).await?, call.reader(id.clone()))),
         }
     }
 

@@ -9,11 +9,13 @@ use api::code::{Code, ContextInfo, ContextSpec, InterpreterInfo, InterpreterSpec
 use api::exec::ExecSpec;
 use api::host::Host;
 use api::policy::{Policy, Preset};
+use api::trace::STEP;
 use api::{ContextId, ErrorCode, Layer, Ran, Retry};
 use bytes::Bytes;
 use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tracing::{Instrument as _, info_span};
 
 use crate::entry::Call;
 use crate::error::Error;
@@ -123,7 +125,9 @@ impl Call {
     async fn prepare(&self, record: &Record) -> Result<(), Error> {
         let (entry, (sandbox, _)) = (self.entry(), self.sandbox_and_disk());
         if !entry.is_prepared() {
-            sandbox.prepare(&record.imports, &record.env, record.sandbox.limits.cpu_millis).await?;
+            let cpu_millis = record.sandbox.limits.cpu_millis;
+            let preparing = sandbox.prepare(&record.imports, &record.env, cpu_millis);
+            preparing.instrument(info_span!(target: STEP, "interpreter")).await?;
             entry.now_prepared();
         }
         Ok(())

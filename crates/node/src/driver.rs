@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use api::exec::LostCause;
 use api::sandbox::{EndReason, SandboxEvent};
+use api::trace::STEP;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
+use tracing::{Instrument as _, Span, info_span};
 
 use crate::clock;
 use crate::datasets::Placed;
@@ -18,6 +20,7 @@ use crate::entry::Entry;
 use crate::error::Error;
 use crate::lifecycle::{Act, Happening, Phase, next};
 use crate::live::Shared;
+use crate::pool::Making;
 use crate::ready::Readiness;
 use crate::sandbox::Sandbox;
 
@@ -45,16 +48,34 @@ pub(crate) enum Word {
 
 /// Where a driver begins.
 pub(crate) enum Beginning {
-    /// The sandbox is to be made, with these files in it, and is started when this is so.
-    Start(Vec<Placed>, Readiness),
+    /// The sandbox is to be made.
+    Start(For),
     /// It runs, was made by a process that is gone, and is in our hand now.
     Adopt,
     /// What is left of it is to be removed.
     End(EndReason),
 }
 
+/// What a sandbox is to have before it runs.
+pub(crate) struct Wanted {
+    /// Files that are in it.
+    pub datasets: Vec<Placed>,
+    /// What has to be so for it to count as started.
+    pub readiness: Readiness,
+    /// The request that waits for it.
+    pub request: Span,
+}
+
 /// The task that lets out what may leave.
 type Attendant = AbortOnDropHandle<()>;
+
+/// Whom a sandbox is made for.
+pub(crate) enum For {
+    /// Somebody who waits for it.
+    Somebody(Wanted),
+    /// Whoever claims it: it is made ahead.
+    Anybody(Making),
+}
 
 /// The task of one sandbox.
 pub(crate) struct Driver {
@@ -68,16 +89,18 @@ impl Driver {
     pub async fn drive(mut self, beginning: Beginning) {
         let mut attendant = None;
         let mut phase = match beginning {
-            Beginning::Start(datasets, readiness) => {
-                let (phase, attending) = self.start(datasets, readiness).await;
+            Beginning::Start(whom) => {
+                let (phase, attending) = self.start(whom).await;
                 attendant = attending;
                 phase
             }
-            Beginning::Adopt => Phase::Running,
+            Beginning::Adopt => {
+                self.publish(Phase::Running);
+                Phase::Running
+            }
             Beginning::End(reason) => Phase::Stopping(reason),
         };
         if phase == Phase::Running {
-            self.publish(phase);
             let happening = self.run(attendant).await;
             if let Happening::Asked(_) = happening {
                 self.shared.keeper.settle(self.entry.id()).await;
@@ -85,9 +108,10 @@ impl Driver {
             phase = next(phase, happening).0;
         }
         // Written down before it is done, so that a next process goes on with it and knows why.
-        self.publish(phase);
+        let request = self.entry.take_asker().unwrap_or_else(Span::none);
+        request.in_scope(|| self.publish(phase));
         while let Phase::Stopping(reason) = phase {
-            let happening = self.tear_down(reason).await;
+            let happening = self.tear_down(reason).instrument(request.clone()).await;
             let (after, act) = next(phase, happening);
             match act {
                 Act::TearDownLater => tokio::time::sleep(TEAR_DOWN_AGAIN).await,
@@ -96,23 +120,30 @@ impl Driver {
             phase = after;
         }
         self.entry.let_go();
-        self.publish(phase);
+        if self.entry.is_pooled() {
+            // Nobody was told of it, and nobody takes note of its end.
+            self.shared.forget(self.entry.id());
+        }
+        request.in_scope(|| self.publish(phase));
     }
 
     /// Makes the sandbox. Meanwhile a wish for its end is heard and remembered.
-    async fn start(&mut self, datasets: Vec<Placed>, readiness: Readiness) -> (Phase, Option<Attendant>) {
+    async fn start(&mut self, whom: For) -> (Phase, Option<Attendant>) {
         let mut phase = Phase::Starting { asked: None };
         let (shared, entry) = (Arc::clone(&self.shared), Arc::clone(&self.entry));
         let (not_wanted, unwanted) = watch::channel(false);
         let mut started = tokio::spawn(async move {
-            let turn = tokio::time::timeout(TURN_WITHIN, shared.turns.acquire()).await;
-            let turn = turn.map_err(|_| Error::Deadline { what: "a turn to start", after: TURN_WITHIN })?;
-            let (sandbox, spec) = shared.start(&entry).await?;
-            // What takes longer than a start does not keep others from theirs.
-            drop(turn);
-            let disk = spec.limits.disk_bytes;
-            let sandbox = shared.datasets.put_in(sandbox, disk, &datasets, unwanted.clone()).await?;
-            bring_about(&shared, &entry, sandbox, &readiness, unwanted).await
+            let (sandbox, wanted) = match whom {
+                For::Somebody(wanted) => {
+                    let request = wanted.request.clone();
+                    (in_turn(&shared, &entry).instrument(request).await?, wanted)
+                }
+                For::Anybody(making) => shared.hold_ready(&entry, making, unwanted.clone()).await?,
+            };
+            let request = wanted.request.clone();
+            let (sandbox, attendant) =
+                furnish(&shared, &entry, sandbox, (wanted, unwanted)).instrument(request.clone()).await?;
+            Ok((sandbox, attendant, request))
         });
         let result = loop {
             tokio::select! {
@@ -126,15 +157,22 @@ impl Driver {
             }
         };
         let error = match result {
-            Ok(Ok((sandbox, attendant))) => {
+            Ok(Ok((sandbox, attendant, request))) => {
                 self.entry.hold(sandbox);
                 // Whoever waited for its turn is not idle for having waited.
                 self.entry.active(Instant::now());
-                return (next(phase, Happening::Started).0, attendant);
+                phase = next(phase, Happening::Started).0;
+                if phase == Phase::Running {
+                    request.in_scope(|| self.publish(phase));
+                }
+                return (phase, attendant);
             }
             Ok(Err(error)) => error,
             Err(source) => Error::System { act: "start a sandbox".into(), source: source.into() },
         };
+        if self.entry.is_pooled() {
+            return (next(phase, Happening::StartFailed).0, None);
+        }
         let told = error.to_api();
         if [api::ErrorCode::Platform, api::ErrorCode::TierUnavailable].contains(&told.code) {
             tracing::error!(sandbox = %self.entry.id(), error = told.message, "could not be started");
@@ -230,12 +268,18 @@ impl Driver {
         let alone = self.entry.alone();
         self.entry.enter(phase, clock::wall_ms());
         let record = self.entry.record();
-        if let Err(error) = self.shared.journal.save(&record) {
+        if record.pooled && record.sandbox.state.is_terminal() {
+            return;
+        }
+        let saved = info_span!(target: STEP, "journal").in_scope(|| self.shared.journal.save(&record));
+        if let Err(error) = saved {
             // What runs goes on, and its end is told from memory; after a restart it is found as it was.
             tracing::error!(sandbox = %self.entry.id(), error = crate::error::chain(&error), "not written down");
         }
         drop(alone);
-        self.shared.say(SandboxEvent::Changed { sandbox: Box::new(record.sandbox) });
+        if !record.pooled {
+            self.shared.say(SandboxEvent::Changed { sandbox: Box::new(record.sandbox) });
+        }
     }
 }
 
@@ -264,13 +308,42 @@ async fn look(entry: &Entry, sandbox: &Sandbox) -> Option<EndReason> {
             entry.active(now);
             let whole = exec.deadline_ms.map(|deadline| deadline + exec.grace_ms + OVERDUE_MS);
             match whole.map(|whole| whole.saturating_sub(exec.duration_ms)) {
-                Some(0) => return Some(EndReason::Overdue),
+                Some(0) => {
+                    sandbox.link().overdue(&exec.id);
+                    return Some(EndReason::Overdue);
+                }
                 Some(left) => entry.due_at(now + Duration::from_millis(left)),
                 None => {}
             }
         }
     }
     entry.idle_left(now).is_zero().then_some(EndReason::Idle)
+}
+
+/// Makes a sandbox when its turn has come.
+async fn in_turn(shared: &Shared, entry: &Entry) -> Result<Sandbox, Error> {
+    let project = entry.shown().project;
+    let turn = tokio::time::timeout(TURN_WITHIN, shared.turns.turn(&project));
+    let turn = turn.instrument(info_span!(target: STEP, "turn")).await;
+    // What takes longer than a start does not keep others from theirs.
+    let _turn = turn.map_err(|_| Error::Deadline { what: "a turn to start", after: TURN_WITHIN })?;
+    shared.start(entry).await
+}
+
+/// Puts into a sandbox what it is to have before it runs.
+async fn furnish(
+    shared: &Arc<Shared>,
+    entry: &Arc<Entry>,
+    sandbox: Sandbox,
+    (wanted, unwanted): (Wanted, watch::Receiver<bool>),
+) -> Result<(Arc<Sandbox>, Option<Attendant>), Error> {
+    let disk = entry.shown().limits.disk_bytes;
+    let putting = shared.datasets.put_in(sandbox, disk, &wanted.datasets, unwanted.clone());
+    let sandbox = match wanted.datasets.is_empty() {
+        true => putting.await?,
+        false => putting.instrument(info_span!(target: STEP, "datasets")).await?,
+    };
+    bring_about(shared, entry, sandbox, &wanted.readiness, unwanted).await
 }
 
 /// Has what the template starts running and ready, with a way out. Of a sandbox in which that cannot be nothing is left; one that
@@ -294,6 +367,7 @@ async fn bring_about(
         }
         readiness.bring_about(&sandbox, &policy).await
     };
+    let bringing = bringing.instrument(info_span!(target: STEP, "ready"));
     let brought = tokio::select! {
         brought = bringing => brought,
         Ok(_) = unwanted.wait_for(|unwanted| *unwanted) => Ok(()),

@@ -8,9 +8,11 @@ use api::exec::{ExecInfo, ExecSpec};
 use api::policy::Policy;
 use api::ports::PUBLIC_MAX;
 use api::sandbox::{Sandbox as Shown, SandboxState};
+use api::trace::STEP;
 use api::{ExecId, SandboxId, limits};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
+use tracing::{Instrument as _, Span, info_span};
 
 use crate::driver::Word;
 use crate::error::Error;
@@ -40,6 +42,10 @@ pub(crate) struct Entry {
     trusted: Mutex<Option<String>>,
     /// Whether its guest was told what its interpreter begins with.
     prepared: AtomicBool,
+    /// Whether its memory and disk are taken, while it is starting.
+    made: AtomicBool,
+    /// The request that asked for its end.
+    asker: Mutex<Option<Span>>,
 }
 
 /// When a sandbox was last used, and when it must be looked at.
@@ -73,6 +79,8 @@ impl Entry {
             vault,
             trusted: Mutex::default(),
             prepared: AtomicBool::new(false),
+            made: AtomicBool::new(false),
+            asker: Mutex::default(),
         }
     }
 
@@ -176,6 +184,41 @@ impl Entry {
             }
         });
         if full { Err(too_many_public()) } else { Ok(()) }
+    }
+
+    /// Whether it was made ahead and is nobody's yet: then it is not there for anybody.
+    pub fn is_pooled(&self) -> bool {
+        self.record.borrow().pooled
+    }
+
+    /// The request under way asks for its end: what that takes is told of it.
+    pub fn asked_by(&self, request: Span) {
+        locked(&self.asker).get_or_insert(request);
+    }
+
+    /// Who asked for its end.
+    pub fn take_asker(&self) -> Option<Span> {
+        locked(&self.asker).take()
+    }
+
+    /// Whether its memory and disk are taken.
+    pub fn is_made(&self) -> bool {
+        self.made.load(Ordering::Acquire)
+    }
+
+    /// They are from now on.
+    pub fn now_made(&self) {
+        self.made.store(true, Ordering::Release);
+    }
+
+    /// It is somebody's from now on, as this says.
+    pub fn assign(&self, record: Record) {
+        self.policy.send_replace(record.sandbox.policy.clone());
+        let mut uses = locked(&self.uses);
+        uses.idle = Duration::from_millis(record.sandbox.idle_ms);
+        uses.active = Instant::now();
+        drop(uses);
+        self.record.send_replace(record);
     }
 
     /// It is made with another backend than was chosen at first.
@@ -291,6 +334,25 @@ impl Call {
     /// # Errors
     /// As [`Sandbox::exec`].
     pub async fn exec(&self, id: &ExecId, spec: ExecSpec) -> Result<ExecInfo, Error> {
+        let spec = self.prepared(spec).await?;
+        let info = self.sandbox.launch(id, &spec).await?;
+        self.due(&spec);
+        Ok(info)
+    }
+
+    /// Starts it in the same way, to read what it writes from the first byte on.
+    ///
+    /// # Errors
+    /// As [`Call::exec`].
+    pub async fn follow(&self, id: &ExecId, spec: ExecSpec) -> Result<(ExecInfo, Exec), Error> {
+        let spec = self.prepared(spec).await?;
+        let begun = self.sandbox.begin(id, &spec).await?;
+        self.due(&spec);
+        Ok(begun)
+    }
+
+    /// What the guest is asked for.
+    async fn prepared(&self, spec: ExecSpec) -> Result<ExecSpec, Error> {
         let record = self.entry.record();
         spec.check().map_err(Error::Request)?;
         let spec = match spec.code.clone() {
@@ -298,16 +360,18 @@ impl Call {
             None => self.entry.dressed(&record, spec),
         };
         if !record.sandbox.policy.secrets.is_empty() {
-            self.entry.trust(&self.sandbox).await?;
+            self.entry.trust(&self.sandbox).instrument(info_span!(target: STEP, "trust")).await?;
         }
-        let info = self.sandbox.launch(id, &spec).await?;
+        Ok(spec)
+    }
+
+    /// Has the sandbox looked at when the exec should have ended.
+    fn due(&self, spec: &ExecSpec) {
         if let Some(deadline) = spec.deadline_ms {
             let whole = deadline + spec.grace_ms.unwrap_or(limits::GRACE_MS) + crate::driver::OVERDUE_MS;
-            let at = Instant::now() + Duration::from_millis(whole);
-            self.entry.due_at(at);
+            self.entry.due_at(Instant::now() + Duration::from_millis(whole));
             self.entry.tell(Word::Look);
         }
-        Ok(info)
     }
 
     /// A reader of an exec.

@@ -4,6 +4,7 @@
 //! must follow the one before, and the end must agree with what was read. A guest that lies about one exec ends
 //! that reader with a protocol error, and nothing else. A result is told after the output that was written before it.
 
+mod awaited;
 mod results;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use api::exec::{
 };
 use api::frame::{HEADER_BYTES, Header};
 use api::terminal::TerminalSize;
+use api::trace::STEP;
 use api::{ExecId, SandboxId, limits};
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -22,9 +24,12 @@ use hyper::Method;
 use hyper::body::Incoming;
 use runtime::{Runtime, Tier};
 use tokio::time::Instant;
+use tracing::{Instrument as _, info_span};
 
+use crate::driver::OVERDUE_MS;
 use crate::error::Error;
 use crate::link::{Ask, Link};
+use awaited::Awaited;
 use results::Results;
 
 /// A guest answers at once; under a full load of every limit it was seen to answer within a tenth of this.
@@ -32,10 +37,10 @@ pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Code waits until the interpreter has imported what its template names, for which a guest gives it 60 s, on a machine that may be
 /// slow to start it.
 pub(crate) const CODE_WITHIN: Duration = Duration::from_secs(90);
+/// How much longer than the start the output may take that was asked for beside it, before it is asked for again.
+const OPEN_WITHIN: Duration = Duration::from_millis(50);
 /// A guest sends a heartbeat every 5 s. Three missed ones, and the connection counts as dead.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
-/// How long after its deadline and grace an exec may be reported as ended before the sandbox is ended from outside.
-const OVERDUE: Duration = Duration::from_secs(2);
 /// Bytes read before the guest is told, in mode `block`, as a part of what the spool holds.
 const CONSUME_PARTS: u64 = 4;
 
@@ -65,6 +70,8 @@ pub struct Exec {
     buffer: BytesMut,
     /// The stream and the number of bytes of the data frame being read.
     open: Option<(Stream, usize)>,
+    /// What is waited for: the first thing that it shows, and then its end.
+    awaited: Awaited,
     ended: bool,
 }
 
@@ -126,11 +133,32 @@ impl Exec {
             overdue: spec
                 .deadline_ms
                 .filter(|_| spec.code.is_none())
-                .map(|ms| started + Duration::from_millis(ms) + grace + OVERDUE),
+                .map(|ms| started + Duration::from_millis(ms) + grace + Duration::from_millis(OVERDUE_MS)),
             consumed: (spec.output == OutputMode::Block).then_some([0; 2]),
             consume_every: spec.output_bytes.unwrap_or(limits::OUTPUT_BYTES) / CONSUME_PARTS,
             ..Self::attach(home, id)
         })
+    }
+
+    /// Starts the command or code and opens its output, both asked for at once: the guest takes requests in turn, so the second finds
+    /// what the first has begun. Where it does not, the output is opened as after a connection that broke.
+    pub(crate) async fn begin(home: &Home, id: &ExecId, spec: &ExecSpec) -> Result<(ExecInfo, Self), Error> {
+        let mut exec = Self::attach(home.clone(), id.clone());
+        let (launching, opening) = (launch(home, id, spec), exec.open());
+        tokio::pin!(launching, opening);
+        let mut opened = None;
+        let info = loop {
+            tokio::select! {
+                biased;
+                info = &mut launching => break info?,
+                body = &mut opening, if opened.is_none() => opened = Some(body.ok()),
+            }
+        };
+        if opened.is_none() {
+            opened = tokio::time::timeout(OPEN_WITHIN, opening).await.ok().map(Result::ok);
+        }
+        exec.body = opened.flatten();
+        Ok((info, exec))
     }
 
     /// A reader of an exec that was started before, from the first byte on.
@@ -148,6 +176,7 @@ impl Exec {
             body: None,
             buffer: BytesMut::new(),
             open: None,
+            awaited: Awaited::default(),
             ended: false,
         }
     }
@@ -172,6 +201,13 @@ impl Exec {
         if self.ended {
             return Ok(None);
         }
+        self.awaited.begin();
+        let event = self.come().await?;
+        self.awaited.saw(&event);
+        Ok(Some(event))
+    }
+
+    async fn come(&mut self) -> Result<Event, Error> {
         self.consume().await?;
         let at = self.overdue;
         let overdue = async move {
@@ -197,7 +233,7 @@ impl Exec {
                 self.home.runtime.stop(&self.home.id, Duration::ZERO).await?;
                 // Not before: whoever asks again after a stop that failed finds the end again.
                 self.ended = true;
-                Ok(Some(Event::End(self.end_from_here(Outcome::SandboxLost { cause: LostCause::Oom }))))
+                Ok(Event::End(self.end_from_here(Outcome::SandboxLost { cause: LostCause::Oom })))
             }
             Ok(Event::End(mut end)) => {
                 self.ended = true;
@@ -213,13 +249,15 @@ impl Exec {
                     let peak_bytes = peak_bytes.max(all.unwrap_or(0));
                     end.memory = Some(MemoryReport { limit_bytes: self.home.memory_bytes, peak_bytes });
                 }
-                Ok(Some(Event::End(end)))
+                Ok(Event::End(end))
             }
             Err(Error::Lost(cause)) => {
                 self.ended = true;
-                Ok(Some(Event::End(self.end_from_here(Outcome::SandboxLost { cause }))))
+                let overdue = self.home.link.was_overdue(&self.id);
+                let outcome = if overdue { Outcome::Timeout } else { Outcome::SandboxLost { cause } };
+                Ok(Event::End(self.end_from_here(outcome)))
             }
-            event => event.map(Some),
+            event => event,
         }
     }
 
@@ -307,6 +345,14 @@ impl Exec {
         self.home.link.call(&Ask { method: Method::PUT, path, body: Bytes::new() }, ANSWER_WITHIN).await
     }
 
+    /// Has the output sent from where the reader is.
+    fn open(&self) -> impl Future<Output = Result<Incoming, Error>> + use<> {
+        let ([stdout, stderr, results], id) = (self.position, &self.id);
+        let path = format!("/execs/{id}/output?stdout={stdout}&stderr={stderr}&results={results}");
+        let (ask, home) = (Ask { method: Method::GET, path, body: Bytes::new() }, self.home.clone());
+        async move { Ok(home.link.ask(&ask, ANSWER_WITHIN).await?.into_body()) }
+    }
+
     /// Follows the output over as many connections as it takes.
     async fn follow(&mut self) -> Result<Event, Error> {
         loop {
@@ -314,10 +360,7 @@ impl Exec {
                 return Ok(event);
             }
             let Some(body) = &mut self.body else {
-                let ([stdout, stderr, results], id) = (self.position, &self.id);
-                let path = format!("/execs/{id}/output?stdout={stdout}&stderr={stderr}&results={results}");
-                let ask = Ask { method: Method::GET, path, body: Bytes::new() };
-                self.body = Some(self.home.link.ask(&ask, ANSWER_WITHIN).await?.into_body());
+                self.body = Some(self.open().await?);
                 continue;
             };
             match tokio::time::timeout(SILENCE_MAX, body.frame()).await {
@@ -467,7 +510,8 @@ pub(crate) async fn launch(home: &Home, id: &ExecId, spec: &ExecSpec) -> Result<
     spec.check().map_err(Error::Request)?;
     let body = serde_json::to_vec(spec).map_err(|error| Error::Protocol(error.to_string()))?;
     let ask = Ask { method: Method::PUT, path: format!("/execs/{id}"), body: body.into() };
-    home.link.call(&ask, if spec.code.is_some() { CODE_WITHIN } else { ANSWER_WITHIN }).await
+    let within = if spec.code.is_some() { CODE_WITHIN } else { ANSWER_WITHIN };
+    home.link.call(&ask, within).instrument(info_span!(target: STEP, "launch")).await
 }
 
 /// How a command ended, for people.

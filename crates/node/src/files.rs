@@ -14,15 +14,15 @@ use api::files::{
     ArchiveReport, FileAnswer, FileAsk, FileEnd, FileEvent, Hash, Hashing, PART_BYTES_MAX, Part, PartKind,
 };
 use bytes::{BufMut, Bytes, BytesMut};
-use http_body_util::channel::{Channel, Sender};
 use hyper::body::Incoming;
 use hyper::{Method, Response};
+use streamed::{Feed, Streamed};
 use tokio::time::Instant;
 
 use crate::entry::Call;
 use crate::error::Error;
 use crate::exec::ANSWER_WITHIN;
-use crate::link::{Ask, Link, Streamed};
+use crate::link::{Ask, Link};
 use crate::sandbox::Sandbox;
 use answer::{Answer, Break};
 use parts::Found;
@@ -91,7 +91,7 @@ pub struct Writing {
 
 /// Both directions of a request whose bytes are being sent.
 struct Way {
-    sender: Sender<Bytes, std::io::Error>,
+    sender: Feed,
     answer: Answer,
 }
 
@@ -170,9 +170,9 @@ impl Files {
     /// The sandbox has ended, or starts no more processes. What is wrong with the path is said by the first bytes, or by the end.
     pub async fn write(&self, ask: FileAsk) -> Result<Writing, Error> {
         ask.check().map_err(Error::Request)?;
-        let (mut sender, body) = Channel::new(PIECES_WAITING);
+        let (sender, body) = streamed::body(PIECES_WAITING);
         // It has room, and nobody takes anything out before the request is sent.
-        sender.send_data(head(&ask)?).await.map_err(|_| answer::misplaced())?;
+        sender.send(head(&ask)?).await.map_err(|_| answer::misplaced())?;
         let request = Ask { method: Method::POST, path: ROUTE.into(), body: Bytes::new() };
         let response = self.once(&request, Some(body), ANSWER_WITHIN).await?;
         let answer = Answer::new(response.into_body(), &ask, Arc::clone(&self.link));
@@ -334,7 +334,7 @@ impl Writing {
         let way = self.way.as_mut().ok_or_else(answer::misplaced)?;
         let sent = tokio::select! {
             biased;
-            sent = tokio::time::timeout(IDLE_MAX, way.sender.send_data(bytes)) => sent,
+            sent = tokio::time::timeout(IDLE_MAX, way.sender.send(bytes)) => sent,
             early = way.answer.head(Duration::MAX) => return Err(way.early(early).await),
         };
         match sent {

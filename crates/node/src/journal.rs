@@ -49,6 +49,9 @@ pub struct Record {
     /// The modules that the template has imported ahead, likewise. A record of a release that had no interpreter has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub imports: Vec<String>,
+    /// Whether it was made ahead and is nobody's yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pooled: bool,
     /// The start of the machine in which it was made.
     pub boot: String,
     /// When its time to live is over, on the clock of that start.
@@ -297,6 +300,7 @@ mod tests {
             env: BTreeMap::new(),
             cwd: None,
             imports: vec!["json".into()],
+            pooled: false,
             boot: "b".into(),
             expires_boot_ms: 5,
             ports: Ports::fresh().unwrap(),

@@ -5,10 +5,13 @@
 //! | [`live`] | all sandboxes of this machine: admitted, found, stopped, taken over from a server that is gone |
 //! | `recovery` | what a server finds when it starts, and what it does about it |
 //! | [`lifecycle`] | the life of one sandbox, as a pure function |
+//! | [`plan`] | what an order comes to here, and whether a sandbox is ready for it |
 //! | `order` | what a runtime is to make of a sandbox, and which runtime |
 //! | `driver`, `entry` | one task for each sandbox, and what everybody else sees of it |
 //! | [`journal`] | what this machine was asked to keep, written before it is made |
+//! | [`pool`] | sandboxes that are ready before anybody asks for one |
 //! | [`admission`] | whether there is room for one more |
+//! | `turns` | whose turn it is to start one |
 //! | [`clock`] | the clock that no one can set |
 //! | [`sandbox`] | one sandbox from start to stop, its posture checked before anything runs in it |
 //! | [`link`] | the host end of the channel: one connection after the other, requests that outlive them |
@@ -54,12 +57,15 @@ pub mod live;
 pub mod machine;
 mod objects;
 mod order;
+pub mod plan;
+pub mod pool;
 pub mod port;
 pub mod ready;
 mod recovery;
 pub mod sandbox;
 pub mod secrets;
 pub mod template;
+mod turns;
 
 pub use datasets::Putting;
 pub use entry::Call;
@@ -67,8 +73,10 @@ pub use error::Error;
 pub use exec::{Collected, Event, Exec};
 pub use files::{Files, Piece, Reading, Watching, Writing};
 pub use folder::{Folder, Manifest};
-pub use live::{Node, Order};
+pub use live::Node;
 pub use machine::Machine;
 pub use objects::{Incoming, Outgoing};
+pub use plan::{Order, Plan};
+pub use pool::Claim;
 pub use port::Port;
 pub use sandbox::Sandbox;

@@ -8,20 +8,19 @@
 //! whose connection breaks is sent again on the next one, until its deadline. The one exception is a body that is
 //! made while it is sent ([`Link::stream`]): there is no second one; and what must not be done twice ([`Link::ask_once`]).
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use api::SandboxId;
 use api::exec::{GUEST_EXPIRED, LostCause};
-use api::limits;
+use api::{ExecId, SandboxId, limits};
 use bytes::Bytes;
-use http_body_util::channel::Channel;
 use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use runtime::{Exit, Runtime};
+use streamed::Streamed;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -46,15 +45,13 @@ const DIAL_WITHIN: Duration = Duration::from_secs(30);
 /// Between two tries to take a sandbox in hand that somebody else still has.
 const TAKE_AGAIN: Duration = Duration::from_millis(20);
 
-/// A body that is made while it is sent. Its sender says with `abort` that there will be no end.
-pub type Streamed = Channel<Bytes, std::io::Error>;
-
 type Sender = SendRequest<Either<Full<Bytes>, Either<Streamed, Inwards>>>;
 
 /// The link to one guest. Dropping it leaves the sandbox alone.
 pub struct Link {
     state: watch::Receiver<State>,
     stopping: Arc<watch::Sender<Option<LostCause>>>,
+    overdue: OnceLock<ExecId>,
     tasks: [tokio::task::JoinHandle<()>; 2],
 }
 
@@ -84,7 +81,17 @@ impl Link {
         let stopping = Arc::new(watch::Sender::new(None));
         let keep = tokio::spawn(keep(Arc::clone(&runtime), id.clone(), Arc::clone(&sender)));
         let mourn = tokio::spawn(mourn(runtime, id, sender, stopping.subscribe()));
-        Self { state, stopping, tasks: [keep, mourn] }
+        Self { state, stopping, overdue: OnceLock::new(), tasks: [keep, mourn] }
+    }
+
+    /// The sandbox is ended for this exec, which went on after its deadline: how that one ended is no secret.
+    pub fn overdue(&self, exec: &ExecId) {
+        let _ = self.overdue.set(exec.clone());
+    }
+
+    /// Whether it was this exec for which the sandbox was ended.
+    pub fn was_overdue(&self, exec: &ExecId) -> bool {
+        self.overdue.get() == Some(exec)
     }
 
     /// From now on the end of the sandbox is wanted, and this will have been its cause.
@@ -368,7 +375,12 @@ mod tests {
     async fn a_server_that_stops_has_not_seen_its_sandboxes_die() {
         let (_, state) = watch::channel(State::Waiting);
         let done = || tokio::spawn(std::future::ready(()));
-        let link = Link { state, stopping: Arc::new(watch::Sender::new(None)), tasks: [done(), done()] };
+        let link = Link {
+            state,
+            stopping: Arc::new(watch::Sender::new(None)),
+            overdue: OnceLock::new(),
+            tasks: [done(), done()],
+        };
         let within = Duration::from_secs(5);
         assert!(tokio::time::timeout(within, link.ended()).await.is_err());
         assert!(matches!(link.ready(within).await, Err(Error::Deadline { .. })));

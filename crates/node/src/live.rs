@@ -7,19 +7,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::SandboxId;
-use api::limits::{Limits, WantedLimits};
-use api::sandbox::{CreateSandbox, EndReason, Sandbox as Shown, SandboxEvent, SandboxState, Tier, Usage};
+use api::limits::Limits;
+use api::sandbox::{EndReason, Sandbox as Shown, SandboxEvent, SandboxState, Start, Tier, Usage};
 use api::server::NodeStatus;
+use api::trace::STEP;
 use egress::{Broker, Gate};
 use runtime::{Profile, Runtime, Spec};
-use tokio::sync::{Semaphore, broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc};
+use tracing::{Span, info_span};
 
 use crate::admission::{self, Bounds, Room};
 use crate::artifacts::Keeper;
 use crate::backend::Choice;
 use crate::clock;
 use crate::datasets::{Datasets, Placed};
-use crate::driver::{Beginning, Driver, Word};
+use crate::driver::{Beginning, Driver, For, Wanted, Word};
 use crate::egress::Decided;
 pub use crate::entry::not_running;
 use crate::entry::{Call, Entry};
@@ -27,10 +29,12 @@ use crate::error::Error;
 use crate::journal::{Journal, Ports, Record};
 use crate::machine::{self, Machine};
 use crate::objects::Objects;
-use crate::ready::Readiness;
+use crate::plan::{Order, policy};
+use crate::pool::{Claim, Making, Pool};
 use crate::sandbox::Sandbox;
 use crate::secrets::LateVault;
 use crate::template;
+use crate::turns::{LAUNCHES, STARTS, Turns};
 
 /// Words waiting for a driver that is busy with a start or a stop.
 pub(crate) const INBOX: usize = 16;
@@ -38,24 +42,11 @@ pub(crate) const INBOX: usize = 16;
 const EVENTS: usize = 4096;
 /// Decisions that whoever writes them down may be behind.
 const DECISIONS: usize = 4096;
-/// Sandboxes being started at once. More would not be faster, only later all together.
-const STARTS_AT_ONCE: usize = 8;
 
 /// This machine as a place where sandboxes live. Cheap to clone.
 #[derive(Clone)]
 pub struct Node {
     pub(crate) shared: Arc<Shared>,
-}
-
-/// Who asks for a sandbox, and for what.
-#[derive(Clone, Debug)]
-pub struct Order {
-    /// The project it will belong to.
-    pub project: String,
-    /// What was asked for.
-    pub request: CreateSandbox,
-    /// Whether that project may let a sandbox reach the whole internet.
-    pub may_open: bool,
 }
 
 pub(crate) type Entries = HashMap<SandboxId, Arc<Entry>>;
@@ -64,7 +55,11 @@ pub(crate) type Entries = HashMap<SandboxId, Arc<Entry>>;
 pub(crate) struct Shared {
     pub journal: Journal,
     /// Turns to start.
-    pub turns: Semaphore,
+    pub turns: Arc<Turns>,
+    /// Turns to launch a command.
+    pub launches: Arc<Turns>,
+    /// Sandboxes that are ready before anybody asks for one.
+    pub pool: Pool,
     /// What is kept of runs.
     pub keeper: Keeper,
     /// What projects keep for sandboxes.
@@ -75,8 +70,8 @@ pub(crate) struct Shared {
     pub guest: PathBuf,
     /// What isolates here.
     pub choice: Choice,
-    bounds: Bounds,
-    draining: AtomicBool,
+    pub bounds: Bounds,
+    pub draining: AtomicBool,
     entries: Mutex<Entries>,
     events: broadcast::Sender<SandboxEvent>,
     /// Lets out what may leave.
@@ -104,7 +99,9 @@ impl Node {
         let retention = Duration::from_millis(bounds.artifact_retention_ms);
         let shared = Arc::new(Shared {
             journal: Journal::open(machine.data())?,
-            turns: Semaphore::new(STARTS_AT_ONCE),
+            turns: Turns::new(STARTS),
+            launches: Turns::new(LAUNCHES),
+            pool: Pool::new(&bounds),
             keeper: Keeper::open(machine.data(), bounds.disk_reserve_bytes, retention)?,
             datasets: Datasets::open(machine.data(), bounds.disk_reserve_bytes)?,
             folders: Arc::new(Objects::open(machine.data().join("sessions"), bounds.disk_reserve_bytes)?),
@@ -123,14 +120,15 @@ impl Node {
         let node = Self { shared };
         node.recover().await?;
         node.recover_artifacts().await;
+        tokio::spawn(Self::tend_pool(Arc::downgrade(&node.shared), node.shared.pool.changed()));
         Ok(node)
     }
 
-    /// Makes a sandbox and waits until it runs. An id that is known already is waited for in the same way.
+    /// Makes a sandbox, or takes the claimed one, and waits until it runs. An id that is known already is waited for in the same way.
     ///
     /// # Errors
     /// There is no room, the template or the tier is not there, or the start failed: then nothing is left of it.
-    pub async fn create(&self, id: &SandboxId, order: &Order) -> Result<Shown, Error> {
+    pub async fn create(&self, id: &SandboxId, order: &Order, claim: Option<Claim>) -> Result<Shown, Error> {
         let entry = match self.entry(id) {
             Some(entry) => entry,
             None => {
@@ -140,9 +138,10 @@ impl Node {
                 if let Some(policy) = &order.request.policy {
                     self.vouch(&order.project, policy).await?;
                 }
-                // Until the record is written, the template's layers are kept by this lock, and then by the record.
-                let _using = template::using(&self.shared.data).await?;
-                self.admit(id, order, datasets)?
+                match claim.filter(|claim| claim.id() == id) {
+                    Some(claim) => self.give(claim, order, datasets).await?,
+                    None => self.make(id, order, datasets).await?,
+                }
             }
         };
         let shown = entry.until(|state| state != SandboxState::Starting).await;
@@ -173,7 +172,8 @@ impl Node {
 
     /// All sandboxes: those that live, and those that ended and are not forgotten yet.
     pub fn list(&self) -> Vec<Shown> {
-        self.shared.entries().values().map(|entry| entry.shown()).collect()
+        let entries = self.shared.entries();
+        entries.values().filter(|entry| !entry.is_pooled()).map(|entry| entry.shown()).collect()
     }
 
     /// Begins a call to a sandbox, which is not idle as long as the call is held.
@@ -226,6 +226,7 @@ impl Node {
     pub async fn stop(&self, id: &SandboxId, reason: EndReason) -> Option<Shown> {
         let entry = self.entry(id)?;
         if !entry.state().is_terminal() {
+            entry.asked_by(Span::current());
             entry.insist(Word::End(reason)).await;
         }
         Some(entry.until(SandboxState::is_terminal).await)
@@ -282,6 +283,7 @@ impl Node {
             disk_free_bytes: room.disk_free_bytes,
             runtimes: self.shared.choice.runtimes.iter().map(|one| one.name().to_owned()).collect(),
             backends: self.shared.choice.considered.clone(),
+            pool: self.shared.pool.status(),
         }
     }
 
@@ -336,36 +338,46 @@ impl Node {
             .map_err(|source| Error::System { act: "remove layers".into(), source: source.into() })?
     }
 
+    /// A sandbox that is somebody's.
     fn entry(&self, id: &SandboxId) -> Option<Arc<Entry>> {
-        self.shared.entries().get(id).cloned()
+        self.shared.entries().get(id).filter(|entry| !entry.is_pooled()).cloned()
     }
 
     pub(crate) fn known(&self, id: &SandboxId) -> Result<Arc<Entry>, Error> {
         self.entry(id).ok_or_else(|| Error::Runtime(runtime::Error::NotFound(id.clone())))
     }
 
-    /// What sandboxes of a template may use unless they say otherwise; of one that is not here, nothing is known.
-    pub fn wanted_limits(&self, template: &str) -> WantedLimits {
-        let found = template::Store::new(&self.shared.data).load(template);
-        found.map_or_else(|_| WantedLimits::default(), |template| template.limits)
+    /// Gives a ready sandbox its order. Where it turns out not to be alive, another one is made under its id.
+    async fn give(&self, claim: Claim, order: &Order, datasets: Vec<Placed>) -> Result<Arc<Entry>, Error> {
+        let (id, plan) = (claim.id().clone(), claim.plan());
+        let record = self.record(&id, order, plan, policy(order, plan)?)?;
+        let sandbox = Shown { start: Start::Warm, ..record.sandbox };
+        let record = Record { sandbox, ..record };
+        let (datasets_again, request) = (datasets.clone(), Span::current());
+        let wanted = Wanted { datasets, readiness: plan.readiness(), request };
+        match claim.give(record, wanted).await {
+            Some(entry) => Ok(entry),
+            None => self.make(&id, order, datasets_again).await,
+        }
+    }
+
+    /// Begins to make a sandbox. What is ready for others makes room for it if it must.
+    async fn make(&self, id: &SandboxId, order: &Order, datasets: Vec<Placed>) -> Result<Arc<Entry>, Error> {
+        // Until the record is written, the template's layers are kept by this lock, and then by the record.
+        let _using = template::using(&self.shared.data).await?;
+        match self.admit(id, order, datasets.clone()) {
+            Err(Error::Runtime(runtime::Error::Capacity { .. })) if self.make_room().await => {
+                self.admit(id, order, datasets)
+            }
+            admitted => admitted,
+        }
     }
 
     /// Decides, writes down, and only then begins.
     fn admit(&self, id: &SandboxId, order: &Order, datasets: Vec<Placed>) -> Result<Arc<Entry>, Error> {
         let shared = &self.shared;
-        let request = &order.request;
-        request.check().map_err(Error::Request)?;
-        let runtime = shared.at_least(request.tier)?;
-        let template = template::Store::new(&shared.data).load(&request.template)?;
-        let policy = request.policy.clone().unwrap_or_else(|| template.policy.clone());
-        if policy.open && !order.may_open {
-            return Err(Error::Request(not_open(&order.project)));
-        }
-        let asked = Shown::asked(id.clone(), &order.project, request, &template.limits, clock::wall_ms());
-        // Who asks for more than can be held is refused by the start; who does not say gets what can be.
-        let limits = request.limits.over(runtime.within(asked.limits));
-        let asked = Shown { limits, ..asked };
-        asked.limits.check().map_err(Error::Request)?;
+        let plan = self.plan(order)?;
+        let record = self.record(id, order, &plan, policy(order, &plan)?)?;
         let mut entries = shared.entries();
         if let Some(entry) = entries.get(id) {
             return Ok(Arc::clone(entry));
@@ -373,27 +385,29 @@ impl Node {
         if shared.draining.load(Ordering::Acquire) {
             return Err(no_room("one more sandbox", "this machine is being emptied".into()));
         }
-        admission::admit(&shared.bounds, &shared.room(&entries), &asked.limits)
+        admission::admit(&shared.bounds, &shared.room(&entries), &record.sandbox.limits)
             .map_err(|(what, why)| no_room(what, why))?;
-        let readiness = Readiness::of(&template);
-        let expires_boot_ms = clock::boot_ms() + asked.limits.ttl_ms;
-        let record = Record {
-            sandbox: Shown { policy, ..asked },
-            runtime: runtime.name().to_owned(),
-            layers: template.layers,
-            env: template.env,
-            cwd: template.cwd,
-            imports: template.imports,
-            boot: shared.boot.clone(),
-            expires_boot_ms,
-            ports: Ports::fresh()?,
-        };
-        shared.journal.save(&record)?;
+        info_span!(target: STEP, "journal").in_scope(|| shared.journal.save(&record))?;
         let shown = record.sandbox.clone();
-        let entry = self.begin(record, Beginning::Start(datasets, readiness), &mut entries);
+        let wanted = Wanted { datasets, readiness: plan.readiness(), request: Span::current() };
+        let entry = self.begin(record, Beginning::Start(For::Somebody(wanted)), &mut entries);
         drop(entries);
         shared.say(SandboxEvent::Changed { sandbox: Box::new(shown) });
         Ok(entry)
+    }
+
+    /// The same for one that is made ahead. That there is no room for it is nobody's error.
+    pub(crate) fn admit_ahead(&self, record: Record, making: Making) {
+        let shared = &self.shared;
+        let mut entries = shared.entries();
+        // How many may live is said of those that somebody has asked for.
+        let room = Room { live: 0, ..shared.room(&entries) };
+        let admitted = admission::admit(&shared.bounds, &room, &record.sandbox.limits);
+        let admitted = admitted.map_err(|(what, why)| no_room(what, why));
+        match admitted.and_then(|()| shared.journal.save(&record)) {
+            Ok(()) => drop(self.begin(record, Beginning::Start(For::Anybody(making)), &mut entries)),
+            Err(error) => making.failed(&error),
+        }
     }
 
     pub(crate) fn begin(&self, record: Record, beginning: Beginning, entries: &mut Entries) -> Arc<Entry> {
@@ -421,20 +435,6 @@ impl Node {
     }
 }
 
-/// The error for a project that may not have the whole internet.
-pub fn not_open(project: &str) -> api::Error {
-    api::Error {
-        code: api::ErrorCode::Forbidden,
-        message: format!("project {project} may not have a policy that is open"),
-        layer: api::Layer::Policy,
-        ran: api::Ran::No,
-        retry: api::Retry::Useless,
-        fix: format!(
-            "Name the hosts that are needed; or an administrator allows it: `belljar project set {project} --open true`."
-        ),
-    }
-}
-
 impl Shared {
     /// Tells everybody who listens.
     pub fn say(&self, event: SandboxEvent) {
@@ -443,14 +443,14 @@ impl Shared {
     }
 
     /// The first runtime whose wall is at least as strong. Never a weaker one.
-    fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
+    pub fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
         self.choice.at_least(match tier {
             Tier::Container => runtime::Tier::Container,
             Tier::UserKernel => runtime::Tier::UserKernel,
         })
     }
 
-    fn room(&self, entries: &Entries) -> Room {
+    pub fn room(&self, entries: &Entries) -> Room {
         let mut room = Room {
             memory_free_bytes: admission::memory_free_bytes(),
             disk_free_bytes: admission::disk_free_bytes(&self.data),
@@ -458,15 +458,24 @@ impl Shared {
         };
         for entry in entries.values() {
             let state = entry.state();
-            if !state.is_terminal() {
+            // Nobody has asked for those that are ready, and whoever does makes one of them live.
+            if !state.is_terminal() && !entry.is_pooled() {
                 room.live += 1;
             }
-            if state == SandboxState::Starting {
+            if state == SandboxState::Starting && !entry.is_made() {
                 room.starting += 1;
                 room.starting_disk_bytes += entry.shown().limits.disk_bytes;
             }
         }
         room
+    }
+
+    /// Forgets one that nobody was told of.
+    pub fn forget(&self, id: &SandboxId) {
+        if let Err(error) = self.journal.remove(id) {
+            tracing::error!(sandbox = %id, error = crate::error::chain(&error), "its record is not removed");
+        }
+        self.entries().remove(id);
     }
 
     pub fn entries(&self) -> MutexGuard<'_, Entries> {

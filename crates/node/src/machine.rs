@@ -72,7 +72,7 @@ impl Machine {
             let why = format!("{name} is not one of {}", names.collect::<Vec<_>>().join(", "));
             runtime::Error::Unsupported { what: "this runtime", why }
         })?;
-        Ok(Arc::new(Oci::new(flavor.find()?, Dirs { data: self.data.clone() })?))
+        Ok(Arc::new(Oci::new(flavor.find()?, Dirs::below(&self.data))?))
     }
 
     /// An engine by its name.

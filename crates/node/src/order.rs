@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::trace::STEP;
 use runtime::{Profile, Runtime, Spec};
+use tracing::{Instrument as _, info_span};
 
 use crate::entry::Entry;
 use crate::error::Error;
@@ -23,27 +25,31 @@ impl Shared {
 
     /// Starts a sandbox with the backend that was chosen for it; if that is not there, with the next that can hold the same (A9.02). What
     /// has been started stays where it is.
-    pub async fn start(&self, entry: &Entry) -> Result<(Sandbox, Spec), Error> {
+    pub async fn start(&self, entry: &Entry) -> Result<Sandbox, Error> {
         let mut tried = Vec::new();
         loop {
             let (spec, runtime) = self.order(entry)?;
             let name = runtime.name().to_owned();
             let error = match Sandbox::start(Arc::clone(&runtime), entry.id().clone(), &spec).await {
-                Ok(sandbox) => return Ok((sandbox, spec)),
+                Ok(sandbox) => {
+                    entry.now_made();
+                    return Ok(sandbox);
+                }
                 Err(error) => error,
             };
             tried.push(name.clone());
             let next = self.choice.next(&tried, (runtime.tier(), spec.limits), &error);
             let Some(next) = next else { return Err(error) };
             // What the first may have made of it is removed, or nothing else is tried.
-            runtime.stop(entry.id(), Duration::ZERO).await?;
+            let step = info_span!(target: STEP, "undo", what = name.as_str());
+            runtime.stop(entry.id(), Duration::ZERO).instrument(step).await?;
             tracing::warn!(
                 sandbox = %entry.id(), backend = name, next = next.name(), error = error.to_api().message,
                 "the backend could not make it; the next one is tried"
             );
             let _alone = entry.alone();
             entry.moved_to(next.name());
-            self.journal.save(&entry.record())?;
+            info_span!(target: STEP, "journal").in_scope(|| self.journal.save(&entry.record()))?;
         }
     }
 

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use api::exec::{ExecInfo, ExecSpec, LostCause, Outcome};
 use api::posture::Posture;
+use api::trace::STEP;
 use api::{ExecId, SandboxId, limits};
 use bytes::Bytes;
 use hyper::Method;
 use runtime::{Profile, Runtime, Spec, Tier, Usage};
+use tracing::{Instrument as _, info_span};
 
 use crate::entry::Call;
 use crate::error::Error;
@@ -38,7 +40,8 @@ impl Sandbox {
     /// What could not be done, or the differences between the posture and the promise.
     pub async fn start(runtime: Arc<dyn Runtime>, id: SandboxId, spec: &Spec) -> Result<Self, Error> {
         spec.limits.check().map_err(Error::Request)?;
-        runtime.start(&id, spec).await?;
+        let step = info_span!(target: STEP, "start", what = runtime.name());
+        runtime.start(&id, spec).instrument(step).await?;
         let mut sandbox = Self::attach(runtime, id, spec.limits.memory_bytes);
         match sandbox.check(&spec.profile).await {
             Ok(posture) => {
@@ -46,7 +49,7 @@ impl Sandbox {
                 Ok(sandbox)
             }
             Err(error) => {
-                sandbox.stop(Duration::ZERO).await?;
+                sandbox.stop(Duration::ZERO).instrument(info_span!(target: STEP, "undo")).await?;
                 Err(error)
             }
         }
@@ -94,6 +97,11 @@ impl Sandbox {
         crate::exec::launch(&self.home, id, spec).await
     }
 
+    /// The same, and a reader of it.
+    pub(crate) async fn begin(&self, id: &ExecId, spec: &ExecSpec) -> Result<(ExecInfo, Exec), Error> {
+        Exec::begin(&self.home, id, spec).await
+    }
+
     /// A reader of an exec that was started before.
     pub fn reader(&self, id: ExecId) -> Exec {
         Exec::attach(self.home.clone(), id)
@@ -116,6 +124,15 @@ impl Sandbox {
         let own = first_exec();
         execs.retain(|exec| exec.id != own);
         Ok(execs)
+    }
+
+    /// Has its guest live so long from now on, whatever it was told at its start.
+    ///
+    /// # Errors
+    /// The sandbox has ended or does not answer within the time.
+    pub(crate) async fn live_for(&self, ttl: Duration, within: Duration) -> Result<(), Error> {
+        let path = format!("/ttl/{}", crate::clock::millis(ttl));
+        self.home.link.call(&Ask { method: Method::PUT, path, body: Bytes::new() }, within).await
     }
 
     /// What it uses now.
@@ -142,11 +159,13 @@ impl Sandbox {
 
     /// Compares what can be seen, from outside and from inside, with what the tier promises.
     async fn check(&self, profile: &Profile) -> Result<Option<Posture>, Error> {
-        self.home.link.ready(DIAL_WITHIN).await?;
-        let (_, mut differences) = self.home.runtime.posture(&self.home.id).await?;
+        self.home.link.ready(DIAL_WITHIN).instrument(info_span!(target: STEP, "dial")).await?;
+        let outside = info_span!(target: STEP, "posture", what = "outside");
+        let (_, mut differences) = self.home.runtime.posture(&self.home.id).instrument(outside).await?;
         let inside = match profile {
             Profile::Run | Profile::Build => {
-                let posture = self.look_inside().await?;
+                let step = info_span!(target: STEP, "posture", what = "inside");
+                let posture = self.look_inside().instrument(step).await?;
                 differences.extend(user_differences(&posture, self.home.runtime.tier(), profile));
                 Some(posture)
             }

@@ -22,7 +22,6 @@ use api::frame::Header;
 use api::posture::Posture;
 use api::{ErrorCode, ExecId, SandboxId};
 use bytes::Bytes;
-use http_body_util::channel::Channel;
 use http_body_util::{BodyExt, Either, Full};
 use hyper::service::service_fn;
 use hyper::{Request, Response, body::Incoming};
@@ -71,7 +70,7 @@ impl Runtime for Liar {
     }
 }
 
-type Body = Either<Full<Bytes>, Channel<Bytes>>;
+type Body = Either<Full<Bytes>, streamed::Streamed>;
 type Outputs = Arc<std::sync::Mutex<VecDeque<Vec<u8>>>>;
 
 /// A sandbox whose guest answers each request for output with the next of these.
@@ -109,21 +108,21 @@ async fn answer(
     if request.uri().path() == "/files" {
         // The answer comes after what was sent, and ends after its bytes.
         let (bytes, mut body) = (outputs.lock().unwrap().pop_front(), request.into_body());
-        let (mut sender, channel) = Channel::new(2);
+        let (sender, channel) = streamed::body(2);
         tokio::spawn(async move {
             while let Some(Ok(_)) = body.frame().await {}
-            let _ = sender.send_data(bytes.unwrap_or_default().into()).await;
+            let _ = sender.send(bytes.unwrap_or_default().into()).await;
         });
         return Ok(Response::new(Either::Right(channel)));
     }
     if request.uri().path().ends_with("/output") {
         let output = outputs.lock().unwrap().pop_front();
-        let (mut sender, channel) = Channel::new(2);
+        let (sender, channel) = streamed::body(2);
         tokio::spawn(async move {
             match output {
                 // The response stays open: the guest goes quiet after its bytes.
                 Some(bytes) => {
-                    let _ = sender.send_data(bytes.into()).await;
+                    let _ = sender.send(bytes.into()).await;
                     tokio::time::sleep(open).await;
                 }
                 None => std::future::pending().await,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::code::{Code, ContextSpec};
-use api::exec::{ExecSpec, Outcome};
+use api::exec::{ExecSpec, LostCause, Outcome};
 use api::limits::Limits;
 use api::sandbox::{CreateSandbox, EndReason, SandboxEvent, SandboxState, Tier};
 use api::{ErrorCode, ExecId, SandboxId};
@@ -39,7 +39,7 @@ impl Place {
     }
 
     async fn node(&self) -> Node {
-        self.node_with(Bounds { disk_reserve_bytes: 0, ..Bounds::default() }).await
+        self.node_with(Bounds { disk_reserve_bytes: 0, pool_ready: 0, ..Bounds::default() }).await
     }
 
     async fn node_with(&self, bounds: Bounds) -> Node {
@@ -100,7 +100,7 @@ async fn ended(node: &Node, id: &SandboxId) -> (SandboxState, Option<EndReason>)
 async fn a_sandbox_is_made_used_stopped_and_forgotten() {
     let place = Place::new();
     let node = place.node().await;
-    let shown = node.create(&id("a"), &order()).await.unwrap();
+    let shown = node.create(&id("a"), &order(), None).await.unwrap();
     assert_eq!((shown.state, shown.project.as_str()), (SandboxState::Running, "p"));
     let call = node.call(&id("a")).unwrap();
     call.exec(&exec_id(), exec(&["echo", "hello"])).await.unwrap();
@@ -119,14 +119,14 @@ async fn a_sandbox_is_made_used_stopped_and_forgotten() {
     node.forget(&id("a")).unwrap();
     assert!(node.find(&id("a")).is_none());
     // Scenario 39: the same id at once.
-    node.create(&id("a"), &order()).await.unwrap();
+    node.create(&id("a"), &order(), None).await.unwrap();
 }
 
 #[tokio::test]
 async fn code_that_cannot_be_run_is_refused_with_its_reason() {
     let place = Place::new();
     let node = place.node().await;
-    node.create(&id("a"), &order()).await.unwrap();
+    node.create(&id("a"), &order(), None).await.unwrap();
     let call = node.call(&id("a")).unwrap();
     let code = |code| ExecSpec { code: Some(code), ..ExecSpec::default() };
     let plain = Code { source: "1".into(), ..Code::default() };
@@ -145,11 +145,12 @@ async fn code_that_cannot_be_run_is_refused_with_its_reason() {
 async fn whoever_finds_no_room_leaves_nothing() {
     // Scenario 44
     let place = Place::new();
-    let node =
-        place.node_with(Bounds { sandboxes_max: 50, disk_reserve_bytes: 0, ..Bounds::default() }).await;
+    let node = place
+        .node_with(Bounds { sandboxes_max: 50, disk_reserve_bytes: 0, pool_ready: 0, ..Bounds::default() })
+        .await;
     let creates = (0..200).map(|number| {
         let node = node.clone();
-        tokio::spawn(async move { node.create(&id(&format!("s{number}")), &order()).await })
+        tokio::spawn(async move { node.create(&id(&format!("s{number}")), &order(), None).await })
     });
     let mut made = 0;
     for create in creates.collect::<Vec<_>>() {
@@ -167,14 +168,14 @@ async fn a_start_that_fails_leaves_its_reason_and_nothing_else() {
     let place = Place::new();
     let node = place.node().await;
     place.sim.faults(|faults| faults.start_error_at = Some(1));
-    let error = node.create(&id("a"), &order()).await.unwrap_err().to_api();
+    let error = node.create(&id("a"), &order(), None).await.unwrap_err().to_api();
     assert_eq!(error.ran, api::Ran::No);
     let shown = node.find(&id("a")).unwrap();
     assert_eq!((shown.state, shown.reason), (SandboxState::Ended, Some(EndReason::StartFailed)));
     assert_eq!(shown.error, Some(error));
     assert_eq!(place.sim.list().await.unwrap(), []);
     place.sim.faults(|faults| faults.posture_differences = vec!["seccomp: 0".into()]);
-    let error = node.create(&id("b"), &order()).await.unwrap_err().to_api();
+    let error = node.create(&id("b"), &order(), None).await.unwrap_err().to_api();
     assert_eq!(error.code, ErrorCode::PostureMismatch);
     assert_eq!(place.sim.list().await.unwrap(), []);
 }
@@ -187,7 +188,7 @@ async fn a_stop_during_the_start_ends_it_and_both_are_answered() {
     place.sim.faults(|faults| faults.start_delay = Duration::from_millis(200));
     let creating = tokio::spawn({
         let node = node.clone();
-        async move { node.create(&id("a"), &order()).await }
+        async move { node.create(&id("a"), &order(), None).await }
     });
     while node.find(&id("a")).is_none() {
         tokio::task::yield_now().await;
@@ -202,7 +203,7 @@ async fn a_stop_during_the_start_ends_it_and_both_are_answered() {
 async fn what_cannot_be_removed_is_tried_until_it_can() {
     let place = Place::new();
     let node = place.node().await;
-    node.create(&id("a"), &order()).await.unwrap();
+    node.create(&id("a"), &order(), None).await.unwrap();
     place.sim.faults(|faults| faults.stop_errors = 2);
     assert_eq!(node.stop(&id("a"), EndReason::Stopped).await.unwrap().state, SandboxState::Ended);
     assert_eq!(place.sim.list().await.unwrap(), []);
@@ -213,22 +214,22 @@ async fn one_killed_from_outside_is_lost_and_the_next_is_not_affected() {
     // Scenario 42
     let place = Place::new();
     let node = place.node().await;
-    node.create(&id("a"), &order()).await.unwrap();
+    node.create(&id("a"), &order(), None).await.unwrap();
     place.sim.kill(&id("a"), Exit::Signaled(9)).unwrap();
     assert_eq!(ended(&node, &id("a")).await, (SandboxState::Lost, Some(EndReason::Died)));
-    node.create(&id("b"), &order()).await.unwrap();
+    node.create(&id("b"), &order(), None).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_machine_that_is_being_emptied_takes_nothing_new() {
     let place = Place::new();
     let node = place.node().await;
-    node.create(&id("a"), &order()).await.unwrap();
+    node.create(&id("a"), &order(), None).await.unwrap();
     node.drain(true);
-    assert_eq!(node.create(&id("b"), &order()).await.unwrap_err().to_api().code, ErrorCode::Capacity);
+    assert_eq!(node.create(&id("b"), &order(), None).await.unwrap_err().to_api().code, ErrorCode::Capacity);
     assert!(node.call(&id("a")).is_ok());
     node.drain(false);
-    node.create(&id("b"), &order()).await.unwrap();
+    node.create(&id("b"), &order(), None).await.unwrap();
 }
 
 #[tokio::test]
@@ -237,7 +238,7 @@ async fn a_tier_that_is_not_here_is_refused_and_never_weakened() {
     let place = Place::new();
     let node = place.node().await;
     let order = Order { request: CreateSandbox { tier: Tier::UserKernel, ..request() }, ..order() };
-    let error = node.create(&id("a"), &order).await.unwrap_err().to_api();
+    let error = node.create(&id("a"), &order, None).await.unwrap_err().to_api();
     assert_eq!(error.code, ErrorCode::TierUnavailable);
     assert_eq!(node.list().len(), 0);
 }
@@ -250,7 +251,7 @@ async fn idle_is_no_call_and_no_running_exec() {
     let idle_ms = 1000;
     let order = Order { request: CreateSandbox { idle_ms, ..request() }, ..order() };
     for name in ["idle", "held", "busy"] {
-        node.create(&id(name), &order).await.unwrap();
+        node.create(&id(name), &order, None).await.unwrap();
     }
     let mut events = node.events();
     let held = node.call(&id("held")).unwrap();
@@ -290,7 +291,7 @@ async fn a_life_ends_on_time_whatever_runs() {
     let node = place.node().await;
     let limits = Limits { ttl_ms: 1000, ..request().limits.over(Limits::default()) };
     let order = Order { request: CreateSandbox { limits: limits.into(), ..request() }, ..order() };
-    node.create(&id("a"), &order).await.unwrap();
+    node.create(&id("a"), &order, None).await.unwrap();
     let call = node.call(&id("a")).unwrap();
     call.exec(&exec_id(), exec(&["sleep", "60"])).await.unwrap();
     assert_eq!(ended(&node, &id("a")).await, (SandboxState::Ended, Some(EndReason::Expired)));
@@ -302,7 +303,7 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
     let mut place = Place::new();
     let node = place.node().await;
     for name in ["kept", "dies", "halfway"] {
-        node.create(&id(name), &order()).await.unwrap();
+        node.create(&id(name), &order(), None).await.unwrap();
     }
     node.call(&id("kept")).unwrap().exec(&exec_id(), exec(&["sleep", "1"])).await.unwrap();
     // One is being started and one being stopped when the server dies.
@@ -311,7 +312,7 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
         faults.stop_delay = Duration::from_secs(60);
     });
     let (starts, stops) = (node.clone(), node.clone());
-    tokio::spawn(async move { starts.create(&id("young"), &order()).await });
+    tokio::spawn(async move { starts.create(&id("young"), &order(), None).await });
     tokio::spawn(async move { stops.stop(&id("halfway"), EndReason::Stopped).await });
     while place.sim.list().await.unwrap().len() < 4
         || node.find(&id("halfway")).unwrap().state == SandboxState::Running
@@ -353,7 +354,7 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
 async fn an_end_that_nobody_took_note_of_is_told_again_after_a_restart() {
     let mut place = Place::new();
     let node = place.node().await;
-    node.create(&id("a"), &order()).await.unwrap();
+    node.create(&id("a"), &order(), None).await.unwrap();
     node.stop(&id("a"), EndReason::Stopped).await.unwrap();
     place.kill(node);
     let node = place.node().await;
@@ -367,7 +368,7 @@ async fn a_guest_that_is_slow_to_dial_again_keeps_its_sandbox_and_holds_up_no_st
     let mut place = Place::new();
     let node = place.node().await;
     for name in ["slow", "stopped"] {
-        node.create(&id(name), &order()).await.unwrap();
+        node.create(&id(name), &order(), None).await.unwrap();
     }
     place.sim.faults(|faults| faults.silent_guest = true);
     place.kill(node);
@@ -385,7 +386,7 @@ async fn a_guest_that_is_slow_to_dial_again_keeps_its_sandbox_and_holds_up_no_st
 async fn a_machine_that_cannot_tell_whether_a_sandbox_lives_has_not_told_that_it_died() {
     let mut place = Place::new();
     let node = place.node().await;
-    node.create(&id("a"), &order()).await.unwrap();
+    node.create(&id("a"), &order(), None).await.unwrap();
     place.kill(node);
     place.sim.faults(|faults| faults.wait_errors = 5);
     let node = place.node().await;
@@ -402,7 +403,7 @@ async fn a_machine_that_cannot_tell_whether_a_sandbox_lives_has_not_told_that_it
 async fn a_deadline_that_the_guest_kept_costs_no_sandbox() {
     let place = Place::new();
     let node = place.node().await;
-    node.create(&id("a"), &order()).await.unwrap();
+    node.create(&id("a"), &order(), None).await.unwrap();
     let call = node.call(&id("a")).unwrap();
     let spec = ExecSpec { deadline_ms: Some(100), grace_ms: Some(0), ..exec(&["sleep", "60"]) };
     call.exec(&exec_id(), spec).await.unwrap();
@@ -411,4 +412,21 @@ async fn a_deadline_that_the_guest_kept_costs_no_sandbox() {
     assert_eq!(done.end.outcome, Outcome::Timeout);
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert_eq!(node.find(&id("a")).unwrap().state, SandboxState::Running);
+}
+
+/// Who waits for an exec whose sandbox was ended for it is told what it was ended for.
+#[tokio::test]
+async fn a_deadline_that_the_guest_could_not_keep_is_a_timeout_and_ends_the_sandbox() {
+    let place = Place::new();
+    let node = place.node().await;
+    node.create(&id("a"), &order(), None).await.unwrap();
+    let call = node.call(&id("a")).unwrap();
+    let spec = ExecSpec { deadline_ms: Some(100), grace_ms: Some(0), ..exec(&["stuck"]) };
+    let other: ExecId = "other".parse().unwrap();
+    call.exec(&other, exec(&["sleep", "60"])).await.unwrap();
+    call.exec(&exec_id(), spec).await.unwrap();
+    let (late, beside) = tokio::join!(call.reader(exec_id()).collect(), call.reader(other).collect());
+    assert_eq!(late.unwrap().end.outcome, Outcome::Timeout);
+    assert_eq!(beside.unwrap().end.outcome, Outcome::SandboxLost { cause: LostCause::Stopped });
+    assert_eq!(node.find(&id("a")).unwrap().reason, Some(EndReason::Overdue));
 }

@@ -268,6 +268,10 @@ impl Runtime for Daytona {
         true
     }
 
+    fn makes_ahead(&self) -> bool {
+        false
+    }
+
     async fn has_image(&self, image: &str) -> Result<bool, Error> {
         workspace::has_snapshot(&self.shared.account, image).await
     }

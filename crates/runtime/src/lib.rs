@@ -247,6 +247,11 @@ pub trait Runtime: Send + Sync {
         self.tier() == Tier::UserKernel
     }
 
+    /// Whether sandboxes may be made before anybody asks for them: not where each is paid for.
+    fn makes_ahead(&self) -> bool {
+        true
+    }
+
     /// Whether it has a root file system of that name.
     async fn has_image(&self, _image: &str) -> Result<bool, Error> {
         Ok(false)

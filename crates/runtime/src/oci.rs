@@ -23,6 +23,7 @@
 mod blank;
 mod cgroup;
 mod channel;
+mod child;
 pub(crate) mod config;
 mod disk;
 pub mod flavor;
@@ -42,8 +43,10 @@ use std::time::Duration;
 
 use api::SandboxId;
 use api::posture::Posture;
+use api::trace::STEP;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::Instant;
+use tracing::{Instrument as _, info_span};
 
 pub use flavor::Flavor;
 pub use record::Dirs;
@@ -235,9 +238,13 @@ impl Runtime for Oci {
             Err(error) => return Err(error),
         };
         if let Some(process) = held.clone().filter(|process| !grace.is_zero() && process.is_alive()) {
-            self.ask_to_end(id, &process).await?;
-            // Either it ended by itself, or it is killed now.
-            let _ = tokio::time::timeout(grace, process.ended()).await;
+            let ending = async {
+                self.ask_to_end(id, &process).await?;
+                // Either it ended by itself, or it is killed now.
+                let _ = tokio::time::timeout(grace, process.ended()).await;
+                Ok::<_, Error>(())
+            };
+            ending.instrument(info_span!(target: STEP, "grace")).await?;
         }
         let (oci, name) = (self.clone(), id.clone());
         blocking(move || stop::teardown(&oci, &name, held.as_deref())).await?;
@@ -267,11 +274,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Runs on a thread where blocking is allowed, and to the end even if nobody waits for it any more: a start that was
-/// given up half-way must still become a sandbox or nothing.
+/// given up half-way must still become a sandbox or nothing. Its steps are those of whoever asked.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
-    tokio::task::spawn_blocking(work)
+    let asked = tracing::Span::current();
+    tokio::task::spawn_blocking(move || asked.in_scope(work))
         .await
         .map_err(|source| Error::System { act: "finish a blocking step".into(), source: source.into() })?
 }

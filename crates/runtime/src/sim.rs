@@ -182,7 +182,8 @@ impl Runtime for Sim {
             }
             // Ended meanwhile, it is not made.
             world.made(&id, &begun.guest).inspect_err(|_| world.remove(&id, &begun.guest))?;
-            tokio::spawn(expire(begun.guest, ttl));
+            begun.guest.live_for(ttl);
+            tokio::spawn(expire(begun.guest));
             Ok(())
         })
         .await
@@ -276,9 +277,9 @@ fn broken_command(id: &SandboxId) -> Error {
 }
 
 /// The guest's dead-man timer.
-async fn expire(guest: Arc<Guest>, ttl: Duration) {
+async fn expire(guest: Arc<Guest>) {
     tokio::select! {
         _ = guest.life.ended() => {}
-        () = tokio::time::sleep(ttl) => guest.life.end(Exit::Exited(i32::from(GUEST_EXPIRED))),
+        () = guest.expired() => guest.life.end(Exit::Exited(i32::from(GUEST_EXPIRED))),
     }
 }

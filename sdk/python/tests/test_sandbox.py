@@ -20,6 +20,8 @@ async def test_a_sandbox_is_made_as_wanted_and_found_by_its_name(way: Way) -> No
         assert info.limits["memory_bytes"] == SMALL.get("memory_bytes")
         assert (await way.do(found.set_idle(90))).idle_ms == 90_000
         assert (await way.do(found.renew())).idle_ms == 90_000
+        # One that was ready and has run nothing uses nothing.
+        await way.do(sandbox.commands.start(["sleep", "60"]))
         assert (await way.do(found.usage())).memory_bytes > 0
         assert sandbox.id in [one.id for one in await way.do(way.client.sandboxes())]
 

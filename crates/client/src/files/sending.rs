@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use api::limits;
-use bytes::{Bytes, BytesMut};
-use http_body_util::channel::{Channel, Sender};
+use bytes::BytesMut;
 use serde::de::DeserializeOwned;
+use streamed::Feed;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::error::Error;
@@ -50,7 +50,7 @@ impl Sending<'_> {
         from: &mut (impl AsyncRead + Unpin),
         passed: &mut impl FnMut(&[u8]),
     ) -> Result<T, Failure> {
-        let (sender, body) = Channel::<Bytes, std::io::Error>::new(PIECES_WAITING);
+        let (sender, body) = streamed::body(PIECES_WAITING);
         let moved = AtomicU64::new(0);
         let asking = self.link.open_with(self.ask, reqwest::Body::wrap(body));
         let feeding = self.feed(from, passed, sender, &moved);
@@ -89,7 +89,7 @@ impl Sending<'_> {
         &self,
         from: &mut (impl AsyncRead + Unpin),
         passed: &mut impl FnMut(&[u8]),
-        mut sender: Sender<Bytes, std::io::Error>,
+        sender: Feed,
         moved: &AtomicU64,
     ) -> Result<Fed, Error> {
         loop {
@@ -106,7 +106,7 @@ impl Sending<'_> {
             }
             passed(&piece);
             let count = piece.len() as u64;
-            if sender.send_data(piece.freeze()).await.is_err() {
+            if sender.send(piece.freeze()).await.is_err() {
                 return Ok(Fed::Unwanted);
             }
             let there = self.before + moved.fetch_add(count, Ordering::Relaxed) + count;

@@ -13,8 +13,6 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
-use http_body_util::channel::Channel;
 use node::Outgoing;
 use serde::Deserialize;
 use tokio::sync::OwnedSemaphorePermit;
@@ -133,13 +131,13 @@ pub async fn read(
 
 /// A body that is never held whole. Whoever takes nothing for a while is let go.
 pub fn stream(mut outgoing: Outgoing, place: OwnedSemaphorePermit) -> Body {
-    let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(PIECES_WAITING);
+    let (sender, body) = streamed::body(PIECES_WAITING);
     tokio::spawn(async move {
         let _place = place;
         loop {
             match outgoing.next().await {
                 Ok(Some(bytes)) => {
-                    if !matches!(timeout(IDLE_MAX, sender.send_data(bytes)).await, Ok(Ok(()))) {
+                    if !matches!(timeout(IDLE_MAX, sender.send(bytes)).await, Ok(Ok(()))) {
                         return sender.abort(std::io::ErrorKind::TimedOut.into());
                     }
                 }

@@ -120,13 +120,13 @@ pub async fn start(
     let sandbox = platform.running(&caller, &named).await?;
     let call = platform.node.call(&sandbox.id)?;
     let id = manner.idempotency.exec_id()?;
+    crate::trace::about_exec(&sandbox.id, &id);
     platform.note(&caller, Act::Exec, |entry| entry.sandbox(&sandbox.id).exec(&id).command(&spec));
-    let info = platform.node.exec(&call, &id, spec).await?;
-    drop(launch);
     Ok(match place {
-        None => (StatusCode::CREATED, Json(info)).into_response(),
+        None => (StatusCode::CREATED, Json(platform.node.exec(&call, &id, spec).await?)).into_response(),
         Some(place) => {
-            let exec = call.reader(id);
+            let (info, exec) = platform.node.follow(&call, &id, spec).await?;
+            drop(launch);
             let (started, cancels) = (Some(info), manner.cancels);
             let from = [0; 3];
             Output { platform, call, exec, place, from, started, until: None, cancels }.into_response()

@@ -1,14 +1,15 @@
-//! Sandboxes: create, list, look, stop, lease, policy, packages, usage, events.
+//! Sandboxes: create, list, look, stop, lease, policy, packages, usage, trace, events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::Error;
 use api::account::Role;
 use api::policy::{Installed, Policy};
 use api::sandbox::{CreateSandbox, Lease, Sandbox, SandboxEvent, Usage};
 use api::server::{HEARTBEAT_MS, PAGE, PAGE_MAX, Page};
+use api::trace::Trace;
+use api::{Error, ExecId};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -26,6 +27,7 @@ use crate::caller::{Asked, At, Caller, Idempotency, Sent};
 use crate::fault::Answer;
 use crate::output::{lines, place, written};
 use crate::platform::Platform;
+use crate::trace;
 
 /// Which page of which sandboxes.
 #[derive(Deserialize, utoipa::IntoParams)]
@@ -42,6 +44,16 @@ pub struct Listing {
     all: bool,
 }
 
+/// Which traces.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Traced {
+    /// Only those of this exec.
+    #[param(value_type = Option<String>, pattern = "^[a-z][a-z0-9]{0,39}$")]
+    exec: Option<ExecId>,
+}
+
 /// Makes a sandbox and answers when it runs. With an `idempotency-key` it is made once, however often this is sent.
 #[utoipa::path(post, path = "/v1/sandboxes", params(("idempotency-key" = Option<String>, Header)), request_body = CreateSandbox, security(("key" = [])), responses((status = 201, body = Sandbox), (status = 200, body = Sandbox, description = "It was made before"), (status = "default", body = Error)))]
 pub async fn create(
@@ -53,6 +65,7 @@ pub async fn create(
     caller.require(Role::Write)?;
     caller.pace(Rate::Create)?;
     let (sandbox, new) = platform.create(&caller.account, request, key).await?;
+    trace::about(&sandbox.id);
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(sandbox)))
 }
@@ -98,7 +111,9 @@ pub async fn stop(
     At(named): At<String>,
 ) -> Answer<Json<Sandbox>> {
     caller.require(Role::Write)?;
-    Ok(Json(platform.stop(&caller, &named).await?))
+    let sandbox = platform.stop(&caller, &named).await?;
+    trace::about(&sandbox.id);
+    Ok(Json(sandbox))
 }
 
 /// Gives a sandbox another idle time, counted from now.
@@ -130,7 +145,7 @@ pub async fn policy(
     caller.require(Role::Write)?;
     policy.check()?;
     if policy.open && !caller.quota.open {
-        return Err(node::live::not_open(&caller.key.project).into());
+        return Err(node::plan::not_open(&caller.key.project).into());
     }
     let sandbox = platform.running(&caller, &named).await?;
     platform.node.vouch(&sandbox.project, &policy).await?;
@@ -169,6 +184,19 @@ pub async fn usage(
 ) -> Answer<Json<Usage>> {
     let sandbox = platform.running(&caller, &named).await?;
     Ok(Json(platform.node.usage(&sandbox.id).await?))
+}
+
+/// Where the time of the last requests for a sandbox went, the oldest first: its create, its execs, its stop. They are kept in memory,
+/// as many as there is room for.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/trace", params(("sandbox" = String, Path), Traced), security(("key" = [])), responses((status = 200, body = Vec<Trace>), (status = "default", body = Error)))]
+pub async fn traces(
+    caller: Caller,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+    Asked(traced): Asked<Traced>,
+) -> Answer<Json<Vec<Trace>>> {
+    let sandbox = platform.sandbox(&caller, &named).await?;
+    Ok(Json(platform.traces.recorder.traces(&sandbox.id, traced.exec.as_ref())))
 }
 
 /// What happens to the project's sandboxes from now on, one JSON object a line.

@@ -67,6 +67,18 @@ pub(super) struct Done {
 }
 
 impl Order<'_> {
+    /// What is told of a program that could not be started; any other error stays one.
+    fn not_started(&self, error: node::Error) -> Result<Done, node::Error> {
+        let told = error.to_api();
+        if told.code != ErrorCode::SpawnFailed {
+            return Err(error);
+        }
+        let said = format!("{}\n", told.message);
+        let kept = [KeptOutput::default(), KeptOutput::Small(STANDARD.encode(&said))];
+        let ran = Ran::not_started(&said, self.timeout_seconds, self.memory_bytes);
+        Ok(Done { ran, kept, gaps: [None; 2] })
+    }
+
     /// Runs it to its end. A program that cannot be started has ended with 127 and says why (A6.05).
     ///
     /// # Errors
@@ -77,18 +89,10 @@ impl Order<'_> {
         spec: ExecSpec,
         cancelled: &mut watch::Receiver<bool>,
     ) -> Result<Done, node::Error> {
-        let (timeout, memory) = (self.timeout_seconds, self.memory_bytes);
-        if let Err(error) = self.call.exec(id, spec).await {
-            let told = error.to_api();
-            if told.code != ErrorCode::SpawnFailed {
-                return Err(error);
-            }
-            let ran = Ran::not_started(&format!("{}\n", told.message), timeout, memory);
-            let kept =
-                [KeptOutput::default(), KeptOutput::Small(STANDARD.encode(format!("{}\n", told.message)))];
-            return Ok(Done { ran, kept, gaps: [None; 2] });
-        }
-        let mut exec = self.call.reader(id.clone());
+        let mut exec = match self.call.follow(id, spec).await {
+            Ok((_, exec)) => exec,
+            Err(error) => return self.not_started(error),
+        };
         let mut captures = [Capture::default(), Capture::default()];
         let run = self.run.as_str();
         let mut spools = ["stdout", "stderr"].map(|name| Spool::new(&self.live.folder, ["runs", run, name]));
@@ -143,8 +147,8 @@ impl Order<'_> {
             stdout,
             stderr,
             duration,
-            timeout_seconds: timeout,
-            memory_bytes: memory,
+            timeout_seconds: self.timeout_seconds,
+            memory_bytes: self.memory_bytes,
         };
         Ok(Done { ran, kept, gaps })
     }

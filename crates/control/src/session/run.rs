@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::time::{Instant, timeout};
 use tools::Ran;
+use tracing::Instrument as _;
 
 use super::exec::{Done, KeptOutput, Order};
 use super::files::whole;
@@ -30,6 +31,7 @@ use crate::account::Account;
 use crate::audit::Act;
 use crate::fault::Answer;
 use crate::platform::Platform;
+use crate::trace;
 
 /// Files of a session are put into a sandbox, and taken out of it, within this or not at all.
 pub(super) const FILES_WITHIN: Duration = Duration::from_secs(120);
@@ -402,7 +404,11 @@ impl Runner {
         let (platform, account, id) =
             (Arc::clone(&self.platform), Arc::clone(&self.account), used.id.clone());
         turn.leaving = Some(tokio::spawn(async move {
-            if let Err(fault) = platform.stop(&account, id.as_str()).await {
+            let stopping = async {
+                trace::about(&id);
+                platform.stop(&account, id.as_str()).await
+            };
+            if let Err(fault) = stopping.instrument(trace::stop()).await {
                 tracing::warn!(sandbox = %id, error = fault.error().message, "not stopped");
             }
         }));
@@ -420,8 +426,10 @@ impl Runner {
         let memory_bytes = self.session.memory_bytes();
         let (live, call, run) = (&self.live, &used.call, &self.run.id);
         let order = Order { live, call, run, told, timeout_seconds, memory_bytes };
+        let span = trace::exec();
+        span.in_scope(|| trace::about_exec(&used.id, id));
         let Done { ran, kept, gaps: [stdout_gap, stderr_gap] } =
-            order.exec(id, spec, &mut self.cancelled).await?;
+            order.exec(id, spec, &mut self.cancelled).instrument(span).await?;
         if told || ran.outcome != (Outcome::Exited { code: 0 }) {
             self.kept = kept;
             self.run.outcome = Some(ran.outcome.clone());

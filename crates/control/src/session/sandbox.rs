@@ -7,11 +7,13 @@ use api::sandbox::{CreateSandbox, Sandbox};
 use api::session::Persistence;
 use api::{Error, ErrorCode, SandboxId};
 use node::{Call, folder};
+use tracing::Instrument as _;
 
 use super::{Live, Record, check_open, dataset_key};
 use crate::account::{Account, Rate};
 use crate::fault::Answer;
 use crate::platform::Platform;
+use crate::trace;
 
 /// The label of a session's sandboxes.
 pub const LABEL: &str = "session";
@@ -128,7 +130,12 @@ impl Live {
             policy: Some(session.policy.clone()),
         };
         let once = format!("session {} {}", session.id, record.spent);
-        Ok(platform.create(account, request, Some(once)).await?.0)
+        let making = async {
+            let (sandbox, _) = platform.create(account, request, Some(once)).await?;
+            trace::about(&sandbox.id);
+            Ok(sandbox)
+        };
+        making.instrument(trace::create()).await
     }
 
     /// Copies the datasets that the sandbox does not have yet (A5.02).
@@ -158,7 +165,11 @@ impl Live {
     /// whether nothing is left.
     pub(super) async fn release(&self, platform: &Platform, account: &Account, record: &mut Record) -> bool {
         let Some(id) = record.session.sandbox.clone() else { return true };
-        let stopped = match platform.stop(account, id.as_str()).await {
+        let stopping = async {
+            trace::about(&id);
+            platform.stop(account, id.as_str()).await
+        };
+        let stopped = match stopping.instrument(trace::stop()).await {
             Ok(_) => true,
             Err(fault) if fault.error().code == ErrorCode::NotFound => true,
             Err(fault) => {

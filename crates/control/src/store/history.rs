@@ -3,6 +3,8 @@
 use api::SandboxId;
 use api::sandbox::Sandbox;
 use api::server::{PAGE_MAX, Page};
+use api::trace::STEP;
+use tracing::{Instrument as _, info_span};
 
 use super::{Error, Store, failed, integer, parse};
 
@@ -18,6 +20,7 @@ impl Store {
     /// # Errors
     /// The store does not answer, or the row is damaged.
     pub async fn sandbox(&self, project: &str, id_or_name: &str) -> Result<Option<Sandbox>, Error> {
+        const ACT: &str = "look up a sandbox";
         let row: Option<(String, String)> = sqlx::query_as(
             "SELECT id, body FROM sandboxes WHERE project = ?1 AND id = ?2
              UNION ALL
@@ -27,9 +30,27 @@ impl Store {
         .bind(project)
         .bind(id_or_name)
         .fetch_optional(&self.readers)
+        .instrument(info_span!(target: STEP, "store", what = ACT))
         .await
-        .map_err(failed("look up a sandbox"))?;
+        .map_err(failed(ACT))?;
         row.map(|(id, body)| parse(&id, &body)).transpose()
+    }
+
+    /// Whether a sandbox was asked for under this idempotency key.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn knows_key(&self, project: &str, key: &str) -> Result<bool, Error> {
+        const ACT: &str = "look up a request";
+        sqlx::query_scalar(
+            "SELECT EXISTS (SELECT 1 FROM sandboxes WHERE project = ? AND idempotency_key = ?)",
+        )
+        .bind(project)
+        .bind(key)
+        .fetch_one(&self.readers)
+        .instrument(info_span!(target: STEP, "store", what = ACT))
+        .await
+        .map_err(failed(ACT))
     }
 
     /// A page of a project's sandboxes, the newest first.

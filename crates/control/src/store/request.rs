@@ -6,8 +6,10 @@ use api::sandbox::{EndReason, Sandbox, SandboxState};
 use sqlx::sqlite::SqliteConnection;
 
 use super::account::refused;
-use super::{Error, Lasting, Store, begin, body, failed, integer, parse};
+use super::{Error, Lasting, Store, Writer, begin, body, failed, integer, parse};
 
+/// What a transaction is for that takes note of how sandboxes are doing.
+const KEEP: &str = "keep the state of a sandbox";
 /// Rows removed in one transaction: few enough that nobody waits long behind it.
 const PRUNED_AT_ONCE: u32 = 1000;
 
@@ -43,7 +45,18 @@ impl Store {
     pub async fn request(&self, ask: &Request<'_>) -> Result<Requested, Error> {
         const ACT: &str = "take a request for a sandbox";
         let project = &ask.sandbox.project;
+        let sandbox = Sandbox {
+            state: SandboxState::Starting,
+            reason: None,
+            error: None,
+            ended_at_ms: None,
+            ..ask.sandbox.clone()
+        };
         let mut connection = self.connection(Lasting::Process, ACT).await?;
+        // Nearly always nothing is in the way, which one statement can see. Else it is looked for what is.
+        if insert_if_fits(&mut connection, &sandbox, ask).await? {
+            return Ok(Requested::New(sandbox));
+        }
         let mut transaction = begin(&mut connection, ACT).await?;
         if let Some((key, hash)) = ask.idempotency {
             let known: Option<(String, Vec<u8>, String)> = sqlx::query_as(
@@ -62,19 +75,7 @@ impl Store {
                 };
             }
         }
-        if let Some(name) = &ask.sandbox.name
-            && name_is_taken(&mut transaction, project, name.as_str()).await?
-        {
-            return Err(Error::NameTaken(name.to_string()));
-        }
         fits(&mut transaction, ask).await?;
-        let sandbox = Sandbox {
-            state: SandboxState::Starting,
-            reason: None,
-            error: None,
-            ended_at_ms: None,
-            ..ask.sandbox.clone()
-        };
         insert(&mut transaction, &sandbox, ask.idempotency).await?;
         transaction.commit().await.map_err(failed(ACT))?;
         Ok(Requested::New(sandbox))
@@ -86,40 +87,22 @@ impl Store {
     /// # Errors
     /// The store does not answer, or the row is damaged.
     pub async fn moved(&self, sandbox: &Sandbox) -> Result<bool, Error> {
-        const ACT: &str = "keep the state of a sandbox";
-        let id = sandbox.id.as_str();
-        let mut connection = self.connection(Lasting::Process, ACT).await?;
-        let mut transaction = begin(&mut connection, ACT).await?;
-        let known: Option<String> =
-            sqlx::query_scalar("SELECT body FROM live_sandboxes WHERE id = ? AND project = ?")
-                .bind(id)
-                .bind(&sandbox.project)
-                .fetch_optional(&mut *transaction)
-                .await
-                .map_err(failed(ACT))?;
-        let Some(known) = known else { return Ok(false) };
-        let known: Sandbox = parse(id, &known)?;
-        let Some(after) = next(&known, sandbox) else { return Ok(false) };
-        let never_ran = matches!(after.reason, Some(EndReason::StartFailed | EndReason::Interrupted))
-            && after.state.is_terminal();
-        let done = sqlx::query(
-            "UPDATE sandboxes SET state = ?, reason = ?, ended_at_ms = ?, body = ?,
-                 idempotency_key = iif(?, NULL, idempotency_key), request_hash = iif(?, NULL, request_hash)
-             WHERE id = ? AND state = ?",
-        )
-        .bind(after.state.name())
-        .bind(after.reason.map(EndReason::name))
-        .bind(ended_at_ms(&after))
-        .bind(body(id, &after)?)
-        .bind(never_ran)
-        .bind(never_ran)
-        .bind(id)
-        .bind(known.state.name())
-        .execute(&mut *transaction)
-        .await
-        .map_err(failed(ACT))?;
-        transaction.commit().await.map_err(failed(ACT))?;
-        Ok(done.rows_affected() > 0)
+        Ok(self.moved_all(std::slice::from_ref(sandbox)).await? == [true])
+    }
+
+    /// The same of several, in one transaction.
+    ///
+    /// # Errors
+    /// As [`Store::moved`]; then nothing of any of them is kept.
+    pub async fn moved_all(&self, sandboxes: &[Sandbox]) -> Result<Vec<bool>, Error> {
+        let mut connection = self.connection(Lasting::Process, KEEP).await?;
+        let mut transaction = begin(&mut connection, KEEP).await?;
+        let mut moved = Vec::with_capacity(sandboxes.len());
+        for sandbox in sandboxes {
+            moved.push(moved_one(&mut transaction, sandbox).await?);
+        }
+        transaction.commit().await.map_err(failed(KEEP))?;
+        Ok(moved)
     }
 
     /// Forgets a sandbox that was asked for and never begun: nothing of it was ever there.
@@ -205,6 +188,40 @@ impl Store {
     }
 }
 
+/// Takes note of one.
+async fn moved_one(connection: &mut SqliteConnection, sandbox: &Sandbox) -> Result<bool, Error> {
+    let id = sandbox.id.as_str();
+    let known: Option<String> =
+        sqlx::query_scalar("SELECT body FROM live_sandboxes WHERE id = ? AND project = ?")
+            .bind(id)
+            .bind(&sandbox.project)
+            .fetch_optional(&mut *connection)
+            .await
+            .map_err(failed(KEEP))?;
+    let Some(known) = known else { return Ok(false) };
+    let known: Sandbox = parse(id, &known)?;
+    let Some(after) = next(&known, sandbox) else { return Ok(false) };
+    let never_ran = matches!(after.reason, Some(EndReason::StartFailed | EndReason::Interrupted))
+        && after.state.is_terminal();
+    let done = sqlx::query(
+        "UPDATE sandboxes SET state = ?, reason = ?, ended_at_ms = ?, body = ?,
+                 idempotency_key = iif(?, NULL, idempotency_key), request_hash = iif(?, NULL, request_hash)
+             WHERE id = ? AND state = ?",
+    )
+    .bind(after.state.name())
+    .bind(after.reason.map(EndReason::name))
+    .bind(ended_at_ms(&after))
+    .bind(body(id, &after)?)
+    .bind(never_ran)
+    .bind(never_ran)
+    .bind(id)
+    .bind(known.state.name())
+    .execute(&mut *connection)
+    .await
+    .map_err(failed(KEEP))?;
+    Ok(done.rows_affected() > 0)
+}
+
 /// What is to be written down after news of a sandbox that has not ended; nothing if the news is old or says nothing new.
 fn next(known: &Sandbox, news: &Sandbox) -> Option<Sandbox> {
     if rank(news.state) < rank(known.state) {
@@ -216,6 +233,7 @@ fn next(known: &Sandbox, news: &Sandbox) -> Option<Sandbox> {
         error: news.error.clone(),
         ended_at_ms: news.ended_at_ms,
         idle_ms: news.idle_ms,
+        start: news.start,
         ..known.clone()
     };
     (after != *known).then_some(after)
@@ -244,16 +262,20 @@ async fn name_is_taken(connection: &mut SqliteConnection, project: &str, name: &
         .map_err(failed("look for a name"))
 }
 
-/// Refuses what would not fit into the quota beside what the project has.
+/// Refuses what would not fit beside what the project has: into the quota, or because of its name.
 async fn fits(connection: &mut SqliteConnection, ask: &Request<'_>) -> Result<(), Error> {
-    let (count, memory_bytes, disk_bytes): (i64, i64, i64) = sqlx::query_as(
-        "SELECT count(*), coalesce(sum(memory_bytes), 0), coalesce(sum(disk_bytes), 0)
+    let (count, memory_bytes, disk_bytes, taken): (i64, i64, i64, bool) = sqlx::query_as(
+        "SELECT count(*), coalesce(sum(memory_bytes), 0), coalesce(sum(disk_bytes), 0), coalesce(max(name = ?), 0)
          FROM live_sandboxes WHERE project = ?",
     )
+    .bind(ask.sandbox.name.as_ref().map(|name| name.as_str()))
     .bind(&ask.sandbox.project)
     .fetch_one(connection)
     .await
     .map_err(failed("add up what a project has"))?;
+    if let Some(name) = ask.sandbox.name.as_ref().filter(|_| taken) {
+        return Err(Error::NameTaken(name.to_string()));
+    }
     let (limits, quota) = (&ask.sandbox.limits, ask.quota);
     for (what, used, more, most) in [
         ("sandboxes", count, 1, u64::from(quota.sandboxes)),
@@ -265,6 +287,39 @@ async fn fits(connection: &mut SqliteConnection, ask: &Request<'_>) -> Result<()
         }
     }
     Ok(())
+}
+
+/// Writes a request down where nothing is in the way: no earlier one of its key, no quota, no name. The same conditions as
+/// [`fits`], which then says which of them it was.
+async fn insert_if_fits(writer: &mut Writer, sandbox: &Sandbox, ask: &Request<'_>) -> Result<bool, Error> {
+    let (limits, quota, key) = (&sandbox.limits, ask.quota, ask.idempotency);
+    let done = sqlx::query(
+        "INSERT INTO sandboxes (id, project, name, state, created_at_ms, memory_bytes, disk_bytes, idempotency_key,
+             request_hash, body)
+         SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10
+         WHERE NOT EXISTS (SELECT 1 FROM sandboxes WHERE project = ?2 AND idempotency_key = ?8)
+             AND (SELECT count(*) < ?11 AND coalesce(sum(memory_bytes), 0) + ?6 <= ?12
+                     AND coalesce(sum(disk_bytes), 0) + ?7 <= ?13 AND coalesce(max(name = ?3), 0) = 0
+                  FROM live_sandboxes WHERE project = ?2)",
+    )
+    .bind(sandbox.id.as_str())
+    .bind(&sandbox.project)
+    .bind(sandbox.name.as_ref().map(|name| name.as_str()))
+    .bind(sandbox.state.name())
+    .bind(integer(sandbox.created_at_ms))
+    .bind(integer(limits.memory_bytes))
+    .bind(integer(limits.disk_bytes))
+    .bind(key.map(|(key, _)| key))
+    .bind(key.as_ref().map(|(_, hash)| hash.as_slice()))
+    .bind(body(sandbox.id.as_str(), sandbox)?)
+    .bind(i64::from(quota.sandboxes))
+    .bind(integer(quota.memory_bytes))
+    .bind(integer(quota.disk_bytes))
+    .execute(&mut **writer)
+    .await
+    .map_err(|error| refused(error, "write down a sandbox", &sandbox.project))?;
+    writer.had_its_turn();
+    Ok(done.rows_affected() > 0)
 }
 
 async fn insert(

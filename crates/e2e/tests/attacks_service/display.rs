@@ -32,7 +32,7 @@ struct Marked {
 impl Marked {
     fn new(log: &str) -> Self {
         let settings = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
-        std::fs::write(settings.path(), format!("log = {log:?}\n")).unwrap();
+        std::fs::write(settings.path(), format!("log = {log:?}\npool_ready = 0\n")).unwrap();
         let service = Service::with(&[], &["--config", settings.path().to_str().unwrap()]);
         let mut body = crate::ground::small();
         body["labels"] = json!({ TEXT: TEXT });

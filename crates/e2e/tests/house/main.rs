@@ -119,11 +119,16 @@ fn obey(rule: impl Fn(&File) -> Vec<String>, files: Vec<File>) {
 }
 
 fn rust() -> Vec<File> {
-    ending(".rs").into_iter().filter(|file| file.path.starts_with("crates/")).collect()
+    ending(".rs").into_iter().filter(is_member).collect()
 }
 
 fn manifests() -> Vec<File> {
-    ending("/Cargo.toml").into_iter().filter(|file| file.path.starts_with("crates/")).collect()
+    ending("/Cargo.toml").into_iter().filter(is_member).collect()
+}
+
+/// Whether it is of a crate of the workspace.
+fn is_member(file: &File) -> bool {
+    file.path.starts_with("crates/") || file.path.starts_with("bench/")
 }
 
 fn ending(suffix: &str) -> Vec<File> {

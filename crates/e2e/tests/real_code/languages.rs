@@ -18,7 +18,7 @@ fn bash_runs_everywhere_and_what_is_missing_is_named() {
             room.exec(&bash("echo [$x] $PWD 'it'\"'\"'s' | tr a-z A-Z")).await.well().stdout,
             "[] /WORKSPACE IT'S\n"
         );
-        let ran = room.exec(&ExecSpec { deadline_ms: Some(800), ..bash("echo so far; sleep 100") }).await;
+        let ran = room.exec(&ExecSpec { deadline_ms: Some(3000), ..bash("echo so far; sleep 100") }).await;
         assert_eq!((ran.end.outcome.clone(), ran.stdout.as_str()), (Outcome::Timeout, "so far\n"));
         let long = format!("#{}", "x".repeat(limits::WORD_BYTES_MAX));
         let error = room.refused(&bash(&long)).await;

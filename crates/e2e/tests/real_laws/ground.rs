@@ -65,7 +65,7 @@ impl Ground {
     }
 
     pub fn dirs(&self) -> Dirs {
-        Dirs { data: self.path("data") }
+        Dirs::below(self.path("data"))
     }
 
     pub fn spec(&self) -> Spec {

@@ -8,10 +8,10 @@ use api::policy::Installed;
 use base64::Engine as _;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
-use http_body_util::channel::{Channel, Sender};
 use hyper::Response;
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use sha2::{Digest, Sha256, Sha512};
+use streamed::Feed;
 use tokio::io::AsyncReadExt as _;
 
 use super::store::{Part, Store};
@@ -43,7 +43,7 @@ enum Cut {
 
 /// The sandbox's end.
 struct Way {
-    to: Sender<Bytes, io::Error>,
+    to: Feed,
     /// Is dead when nobody reads any more.
     heard: Weak<()>,
     party: Arc<crate::Party>,
@@ -112,7 +112,7 @@ impl Gate {
 
 impl Way {
     fn open(to: Recipient<'_>, length: Option<u64>) -> (Self, Response<Body>) {
-        let (sender, body) = Channel::<Bytes, io::Error>::new(PIECES_WAITING);
+        let (sender, body) = streamed::body(PIECES_WAITING);
         let reader = Arc::new(());
         let heard = Arc::downgrade(&reader);
         let body = body.map_err(move |error| {
@@ -237,7 +237,7 @@ impl Way {
         }
         self.party.carried(piece.len(), &self.policy.borrow());
         let mut changes = self.policy.clone();
-        let mut sending = std::pin::pin!(self.to.send_data(piece));
+        let mut sending = std::pin::pin!(self.to.send(piece));
         loop {
             tokio::select! {
                 sent = &mut sending => return sent.map_err(|_| Cut::Gone),

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use api::artifact::{Artifacts, Keep};
 use api::exec::{ExecInfo, ExecSpec};
+use api::trace::STEP;
 use api::{ErrorCode, Layer, Ran, Retry};
 use tokio::time::Instant;
+use tracing::{Instrument as _, Span, info_span};
 
 use super::collect::{Collection, before};
 use super::shelf::{Of, Shelf, Wanted};
@@ -42,15 +44,16 @@ enum Waited {
 }
 
 impl Attendant {
-    /// From the look before the exec to the manifest.
-    pub async fn begin(self, mut wanted: Wanted, spec: ExecSpec) {
-        if let Err(error) = self.prepare(&mut wanted).await {
+    /// From the look before the exec to the manifest. Up to the launch it is a part of `request`.
+    pub async fn begin(self, mut wanted: Wanted, spec: ExecSpec, request: Span) {
+        let look = request.in_scope(|| info_span!(target: STEP, "artifacts", what = "before"));
+        if let Err(error) = self.prepare(&mut wanted).instrument(look).await {
             // Nothing was started.
             self.progress.launch.send_replace(Launch::Refused(api::Error { ran: Ran::No, ..error.to_api() }));
             self.forget().await;
             return self.finish();
         }
-        match self.launch(spec).await {
+        match self.launch(spec).instrument(request).await {
             Ok(info) => {
                 self.progress.launch.send_replace(Launch::Started(Box::new(info)));
                 wanted.started = true;

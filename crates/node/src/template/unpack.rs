@@ -17,10 +17,10 @@ use api::layer::{Compression, LayerReport};
 use api::limits::Limits;
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
-use http_body_util::channel::Channel;
 use hyper::Method;
 use hyper::body::Incoming;
 use runtime::{Profile, Runtime, Spec};
+use streamed::Feed;
 use tokio::sync::mpsc;
 
 use super::base::Building;
@@ -203,7 +203,7 @@ impl Unpack {
             self.done.len()
         );
         let ask = Ask { method: Method::PUT, path, body: Bytes::new() };
-        let (sender, body) = Channel::new(FRAMES_WAITING);
+        let (sender, body) = streamed::body(FRAMES_WAITING);
         let asking = sandbox.link().stream::<LayerReport>(&ask, body, LAYER_WITHIN);
         let feeding = feed(source.pieces, sender, watch);
         tokio::pin!(asking, feeding);
@@ -245,7 +245,7 @@ pub(super) fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<Piece>) -> io
 /// Hands pieces on to the connection. Gives the digest of all, or none when the guest stopped reading.
 async fn feed(
     mut pieces: mpsc::Receiver<Piece>,
-    mut sender: http_body_util::channel::Sender<Bytes, io::Error>,
+    sender: Feed,
     watch: Watch<'_>,
 ) -> Result<Option<String>, Error> {
     let mut sent = 0;
@@ -253,7 +253,7 @@ async fn feed(
         match pieces.recv().await {
             Some(Piece::Bytes(bytes)) => {
                 sent += bytes.len() as u64;
-                if sender.send_data(bytes).await.is_err() {
+                if sender.send(bytes).await.is_err() {
                     return Ok(None);
                 }
                 watch(Progress::Bytes(sent));

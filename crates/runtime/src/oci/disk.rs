@@ -220,7 +220,7 @@ fn format(path: &Path, limits: &Limits) -> Result<(), Error> {
         // No journal: the disk dies with the sandbox, so nobody will ever replay it.
         .args(["-O", "^has_journal,^resize_inode", "-E", "nodiscard,lazy_itable_init=1"])
         .arg(path);
-    process::run(&mut command, &Words::Stderr, FORMAT)
+    process::run(&command, &[], &Words::Stderr, FORMAT)
 }
 
 fn configure(device: RawFd, backing: RawFd) -> io::Result<()> {

@@ -1,16 +1,13 @@
 //! The private mount namespace of a sandbox, as a list of operations.
 //!
-//! The list is made, with every string in it, before the OCI runtime's command is forked; the child runs it before
-//! it becomes the OCI runtime. Between fork and exec only system calls are safe, so an operation makes calls and
-//! nothing else. Because the mounts are in a namespace that the sandbox's processes alone keep alive, the host's
+//! The list is made, with every string in it, before the OCI runtime's command is started; the child runs it before
+//! it becomes the OCI runtime. Until then it shares our memory, so an operation makes system calls and nothing else. Because the mounts are in a namespace that the sandbox's processes alone keep alive, the host's
 //! table stays as it was and the kernel removes them with the last process.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid};
@@ -23,7 +20,7 @@ use crate::Error;
 
 /// One thing that the child does before it becomes the OCI runtime.
 pub(crate) enum Operation {
-    /// Dies with the process that forked it, which may be dead already.
+    /// Dies with the process that started it, which may be dead already.
     DieWith {
         /// That process.
         parent: Pid,
@@ -80,70 +77,55 @@ pub(crate) enum Operation {
     },
 }
 
-/// Operations and the pipe on which a child that fails says at which.
-pub(crate) struct Plan {
-    operations: Arc<[Operation]>,
-    report: OwnedFd,
+/// Where a child failed that was to become a command, and why.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failure {
+    /// The operation, by its place, and its part; none if it was the command itself.
+    at: Option<(usize, Part)>,
+    errno: Errno,
 }
 
 /// The part of an operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// The operation as a whole.
-    Whole = 0,
+    Whole,
     /// Seeing owners through a map: what a file system may not support.
-    Owners = 1,
+    Owners,
 }
 
-impl Plan {
-    /// Has a command run these operations before it becomes what it is to be.
-    pub(crate) fn prepare(operations: Vec<Operation>, command: &mut Command) -> Result<Self, Error> {
-        let (report, reporter) =
-            rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)
-                .map_err(|error| Error::System { act: "make a pipe".into(), source: error.into() })?;
-        let operations: Arc<[Operation]> = operations.into();
-        let to_run = Arc::clone(&operations);
-        let run = move || {
-            for (index, operation) in to_run.iter().enumerate() {
-                if let Err((part, errno)) = operation.run() {
-                    let place = [u8::try_from(index).unwrap_or(u8::MAX), part as u8];
-                    let _ = rustix::io::write(&reporter, &place);
-                    return Err(io::Error::from(errno));
-                }
-            }
-            Ok(())
-        };
-        // SAFETY: `run` makes system calls on strings and descriptors made beforehand. It neither allocates nor locks,
-        // so it may run in the forked child of a process with many threads.
-        unsafe { command.pre_exec(run) };
-        Ok(Self { operations, report })
+impl Failure {
+    /// The command itself could not be started.
+    pub(crate) fn of_program(errno: Errno) -> Self {
+        Self { at: None, errno }
     }
 
-    /// Says which operation an error of the command's start came from, if it came from one.
-    pub(crate) fn explain(&self, error: Error) -> Error {
-        let mut place = [0_u8; 2];
-        let Ok(2) = rustix::io::read(&self.report, &mut place) else { return error };
-        let Error::System { source, .. } = error else { return error };
-        let [index, part] = place;
-        let Some(operation) = self.operations.get(usize::from(index)) else {
-            return Error::System { act: "prepare the sandbox's mounts".into(), source };
-        };
-        if part == Part::Owners as u8 {
-            return Error::Unsupported {
+    /// Which of these operations it was, for people; or, where it was none, why the command could not be started.
+    pub(crate) fn explain(self, operations: &[Operation]) -> Result<Error, io::Error> {
+        let source = io::Error::from(self.errno);
+        let at = self.at.and_then(|(index, part)| Some((operations.get(index)?, part)));
+        let Some((operation, part)) = at else { return Err(source) };
+        if part == Part::Owners {
+            return Ok(Error::Unsupported {
                 what: "a uid range of the sandbox's own",
                 why: format!(
                     "{} failed ({source}): its file system has no idmapped mounts; keep it on ext4, xfs or btrfs, on \
                      Linux 5.19 or later",
                     operation.act()
                 ),
-            };
+            });
         }
-        Error::System { act: operation.act(), source }
+        Ok(Error::System { act: operation.act(), source })
     }
 }
 
 impl Operation {
-    fn run(&self) -> Result<(), (Part, Errno)> {
+    /// Runs it in the child; `index` is its place.
+    pub(crate) fn run(&self, index: usize) -> Result<(), Failure> {
+        self.perform().map_err(|(part, errno)| Failure { at: Some((index, part)), errno })
+    }
+
+    fn perform(&self) -> Result<(), (Part, Errno)> {
         let whole = |errno| (Part::Whole, errno);
         match self {
             Self::DieWith { parent } => die_with(*parent).map_err(whole),

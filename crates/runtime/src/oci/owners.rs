@@ -3,27 +3,31 @@
 //! Layers keep the ids of the image, where 0 is root. An idmapped mount shows them as ids of the sandbox's range, and
 //! takes the map from a user namespace; the only way to make one with a map is to have a process in it for a moment.
 
+use std::ffi::{c_int, c_void};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use api::limits::UID_RANGE;
-use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::process::{Pid, Signal};
 
+use super::child::{Child, Stack};
 use crate::Error;
 use crate::files::failed;
 
 /// A child that does nothing, in a user namespace of its own. Dropping it ends it.
 struct Holder {
-    pid: Pid,
+    child: Child,
+    /// What it stands on.
+    _stack: Stack,
 }
 
 /// A user namespace that maps 0 and what follows to `base` and what follows.
 pub(crate) fn namespace(base: u32) -> Result<OwnedFd, Error> {
     let holder =
-        Holder::fork().map_err(|source| Error::System { act: "make a user namespace".into(), source })?;
-    let home = PathBuf::from(format!("/proc/{}", holder.pid.as_raw_nonzero()));
+        Holder::start().map_err(|source| Error::System { act: "make a user namespace".into(), source })?;
+    let home = PathBuf::from(format!("/proc/{}", holder.child.pid().as_raw_nonzero()));
     let map = format!("0 {base} {UID_RANGE}\n");
     for name in ["uid_map", "gid_map"] {
         let path = home.join(name);
@@ -34,40 +38,33 @@ pub(crate) fn namespace(base: u32) -> Result<OwnedFd, Error> {
 }
 
 impl Holder {
-    fn fork() -> io::Result<Self> {
-        let flags = libc::c_long::from(libc::CLONE_NEWUSER | libc::SIGCHLD);
-        let parent = rustix::process::getpid();
-        // SAFETY: without CLONE_VM and with no stack this is a fork; the child makes only the calls below.
-        let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
-        if pid == 0 {
-            hold(parent);
-        }
-        i32::try_from(pid)
-            .ok()
-            .and_then(Pid::from_raw)
-            .map(|pid| Self { pid })
-            .ok_or_else(io::Error::last_os_error)
+    fn start() -> io::Result<Self> {
+        let mut stack = Stack::new();
+        let parent = rustix::process::getpid().as_raw_nonzero().get() as usize as *mut c_void;
+        // Descriptors are shared only because to copy them takes time.
+        // SAFETY: the stack is on the heap and kept until the child was collected; `hold` touches nothing.
+        let child = unsafe { stack.start(libc::CLONE_NEWUSER | libc::CLONE_FILES, hold, parent) }?;
+        Ok(Self { child, _stack: stack })
     }
 }
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // It is our own child and not collected yet, so the number is still its own. A failure leaves a child
-        // that dies with this process.
-        let _ = rustix::process::kill_process(self.pid, Signal::KILL);
-        let _ = rustix::process::waitpid(Some(self.pid), WaitOptions::empty());
+        // A failure leaves a child that dies with this process.
+        let _ = self.child.kill();
+        let _ = self.child.collect();
     }
 }
 
-/// What the child does: nothing, until it is killed or its parent is gone.
-fn hold(parent: Pid) -> ! {
+/// What the child does: nothing, until it is killed or its parent is gone. System calls by themselves, without the C library: its
+/// `errno` is the parent's.
+extern "C" fn hold(parent: *mut c_void) -> c_int {
     let tied = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    while tied.is_ok() && rustix::process::getppid() == Some(parent) {
-        // SAFETY: `pause` takes nothing and only waits for a signal.
-        unsafe { libc::pause() };
+    let is_parent = |pid: Pid| pid.as_raw_nonzero().get() as usize == parent as usize;
+    while tied.is_ok() && rustix::process::getppid().is_some_and(is_parent) {
+        rustix::event::pause();
     }
-    // SAFETY: `_exit` ends the child without running anything of the parent's.
-    unsafe { libc::_exit(0) }
+    0
 }
 
 #[cfg(test)]

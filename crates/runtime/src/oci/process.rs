@@ -8,19 +8,20 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitStatus};
 use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::child::{self, Child};
+use super::mounts::Operation;
 use crate::files;
 use crate::{Error, Exit};
 
@@ -177,58 +178,43 @@ pub(crate) enum Words<'a> {
     Log(&'a Path),
 }
 
-/// Runs a command to its end. It has no standard input and output, and of the environment only `PATH`.
-pub(crate) fn run(command: &mut Command, words: &Words<'_>, within: Duration) -> Result<(), Error> {
-    let argv = shown(command);
+/// Runs a command, after these operations, to its end.
+pub(crate) fn run(
+    command: &Command,
+    operations: &[Operation],
+    words: &Words<'_>,
+    within: Duration,
+) -> Result<(), Error> {
     let (kept, stderr) = match words {
         Words::Stderr => {
             let file = memory_file()?;
-            let copy = file.try_clone().map_err(|source| cannot_run(&argv, source))?;
-            (file, Stdio::from(copy))
+            let copy = file.try_clone().map_err(|source| child::cannot_run(command, source))?;
+            (file, Some(OwnedFd::from(copy)))
         }
-        Words::Log(path) => (named_pipe(path)?, Stdio::null()),
+        Words::Log(path) => (named_pipe(path)?, None),
     };
-    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(stderr)
-        .spawn()
-        .map_err(|source| cannot_run(&argv, source))?;
-    let Some(status) = wait_child(&mut child, within).map_err(|source| cannot_run(&argv, source))? else {
+    let started = child::spawn(command, operations, stderr.as_ref())?;
+    let status = wait_child(&started, within).map_err(|source| child::cannot_run(command, source))?;
+    let Some(status) = status else {
         return Err(Error::Deadline { what: "a command of the OCI runtime or of the system", after: within });
     };
-    if status.success() {
+    if status.exit_status() == Some(0) {
         return Ok(());
     }
     let stderr = match words {
         Words::Stderr => tail(kept),
         Words::Log(_) => last_words(kept),
     };
-    Err(Error::Command { argv, status: said(status), stderr })
-}
-
-/// The error of a command that could not be started.
-pub(crate) fn cannot_run(argv: &str, source: io::Error) -> Error {
-    Error::System { act: format!("run `{argv}`"), source }
-}
-
-/// A command line for people.
-pub(crate) fn shown(command: &Command) -> String {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+    Err(Error::Command { argv: child::shown(command), status: said(status), stderr })
 }
 
 /// Waits for a child and, at the deadline, ends it: then there is no status.
-fn wait_child(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
-    let deadline = Instant::now() + within;
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
-    let descriptor = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-    let ended = wait_readable(&descriptor, deadline);
+fn wait_child(child: &Child, within: Duration) -> io::Result<Option<WaitStatus>> {
+    let ended = wait_readable(&child.descriptor, Instant::now() + within);
     if !ended {
         child.kill()?;
     }
-    child.wait().map(|status| ended.then_some(status))
+    child.collect().map(|status| ended.then_some(status))
 }
 
 fn wait_readable(descriptor: &OwnedFd, deadline: Instant) -> bool {
@@ -283,8 +269,8 @@ fn last_words(mut file: File) -> String {
     String::from_utf8_lossy(tail).trim().to_owned()
 }
 
-fn said(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
+fn said(status: WaitStatus) -> String {
+    match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => format!("status {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
         (None, None) => "no status".to_owned(),
@@ -299,7 +285,7 @@ mod tests {
     fn a_failed_command_keeps_argv_status_and_stderr() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo no such luck >&2; exit 3"]);
-        let error = run(&mut command, &Words::Stderr, Duration::from_secs(5)).unwrap_err();
+        let error = run(&command, &[], &Words::Stderr, Duration::from_secs(5)).unwrap_err();
         let Error::Command { argv, status, stderr } = error else { panic!("{error:?}") };
         assert!(argv.starts_with("sh -c"));
         assert_eq!((status.as_str(), stderr.as_str()), ("status 3", "no such luck"));
@@ -308,7 +294,7 @@ mod tests {
     #[test]
     fn a_command_ends_at_its_deadline() {
         let mut command = Command::new("sleep");
-        let error = run(command.arg("60"), &Words::Stderr, Duration::from_millis(50)).unwrap_err();
+        let error = run(command.arg("60"), &[], &Words::Stderr, Duration::from_millis(50)).unwrap_err();
         assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
     }
 

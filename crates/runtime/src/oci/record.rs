@@ -6,10 +6,12 @@
 //!
 //! `<data>/sandboxes/<id>/lock` is locked by the process that has the sandbox in hand.
 
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, DirEntryExt};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use api::SandboxId;
 use api::limits::UID_RANGE;
@@ -32,7 +34,12 @@ const WALKED: u32 = 0o711;
 pub struct Dirs {
     /// The data directory. Its parents must let every user through.
     pub data: PathBuf,
+    ranges: Ranges,
 }
+
+/// The ranges of sandboxes that were looked at before, by id and directory: that of a sandbox never changes, and reading a thousand
+/// records takes longer than all the rest of a start's own work.
+type Ranges = Arc<Mutex<HashMap<(SandboxId, u64), u32>>>;
 
 /// What is written down of one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +62,11 @@ pub(crate) struct Record {
 }
 
 impl Dirs {
+    /// Everything below this directory.
+    pub fn below(data: impl Into<PathBuf>) -> Self {
+        Self { data: data.into(), ranges: Ranges::default() }
+    }
+
     /// Makes the directories that all sandboxes share.
     pub(crate) fn prepare(&self, runtime: &str) -> Result<(), Error> {
         fs::create_dir_all(&self.data).map_err(|source| failed("make directory", &self.data, source))?;
@@ -109,14 +121,20 @@ impl Dirs {
 
     /// The ids of all sandboxes that have a directory.
     pub(crate) fn ids(&self) -> Result<Vec<SandboxId>, Error> {
+        Ok(self.directories()?.into_iter().map(|(id, _)| id).collect())
+    }
+
+    /// Likewise, with the number that the file system has given each directory.
+    fn directories(&self) -> Result<Vec<(SandboxId, u64)>, Error> {
         let path = self.sandboxes();
         let entries = fs::read_dir(&path).map_err(|source| failed("list", &path, source))?;
-        let mut ids = Vec::new();
+        let mut all = Vec::new();
         for entry in entries {
             let entry = entry.map_err(|source| failed("list", &path, source))?;
-            ids.extend(entry.file_name().to_str().and_then(|name| name.parse().ok()));
+            let id = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            all.extend(id.map(|id| (id, entry.ino())));
         }
-        Ok(ids)
+        Ok(all)
     }
 
     /// What is written down of a sandbox, if it is known.
@@ -198,10 +216,20 @@ impl Dirs {
     }
 
     fn lowest_free_range(&self) -> Result<u32, Error> {
-        let mut used = std::collections::HashSet::new();
-        for id in self.ids()? {
-            used.extend(self.load(&id)?.map(|record| record.range));
+        let mut known = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut now, mut used) = (HashMap::new(), HashSet::new());
+        for (id, directory) in self.directories()? {
+            let sandbox = (id, directory);
+            let range = match known.get(&sandbox) {
+                Some(range) => Some(*range),
+                None => self.load(&sandbox.0)?.map(|record| record.range),
+            };
+            if let Some(range) = range {
+                used.insert(range);
+                now.insert(sandbox, range);
+            }
         }
+        *known = now;
         (0..RANGES_MAX).find(|number| !used.contains(number)).ok_or_else(|| Error::Capacity {
             what: "a range of user ids",
             why: format!("all {RANGES_MAX} are in use"),
@@ -229,7 +257,7 @@ mod tests {
 
     fn dirs() -> (tempfile::TempDir, Dirs) {
         let home = tempfile::tempdir().unwrap();
-        let dirs = Dirs { data: home.path().join("data") };
+        let dirs = Dirs::below(home.path().join("data"));
         dirs.prepare("runc").unwrap();
         (home, dirs)
     }

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::SandboxId;
+use api::trace::STEP;
 use rustix::mount::MountFlags;
 use rustix::process::Signal;
+use tracing::info_span;
 
 use super::cgroup::Cgroups;
 use super::disk::{Disk, UPPER, WORK};
-use super::mounts::{Operation, Plan, c_string};
+use super::mounts::{Operation, c_string};
 use super::process::{Process, Words};
 use super::record::Record;
 use super::{Hand, Oci, channel, config, disk, owners, process, stop};
@@ -28,7 +30,8 @@ const LAYERS_MAX: usize = 128;
 /// Starts a sandbox; if that fails, nothing of it is left.
 pub(super) fn start(oci: &Oci, id: &SandboxId, spec: &Spec) -> Result<Hand, Error> {
     check(spec)?;
-    let (record, lock) = oci.dirs.reserve(id, oci.flavor.name, spec.profile.owns_files())?;
+    let (record, lock) = info_span!(target: STEP, "record")
+        .in_scope(|| oci.dirs.reserve(id, oci.flavor.name, spec.profile.owns_files()))?;
     oci.reached("record");
     match build(oci, id, spec, record) {
         Ok(hand) => Ok(Hand { lock: Mutex::new(Some(lock)), ..hand }),
@@ -68,27 +71,39 @@ fn check(spec: &Spec) -> Result<(), Error> {
 
 fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: Record) -> Result<Hand, Error> {
     let (bundle, channel) = (oci.dirs.bundle(id), oci.dirs.channel(id));
-    oci.cgroups.make(id, &spec.limits, oci.flavor.tier)?;
+    info_span!(target: STEP, "cgroups").in_scope(|| oci.cgroups.make(id, &spec.limits, oci.flavor.tier))?;
     oci.reached("cgroups");
-    disk::make(&oci.dirs.disk(id), &oci.dirs.blanks(), &spec.limits)?;
+    info_span!(target: STEP, "disk")
+        .in_scope(|| disk::make(&oci.dirs.disk(id), &oci.dirs.blanks(), &spec.limits))?;
     oci.reached("disk");
-    let disk = disk::attach(&oci.dirs.disk(id), |number| {
-        record.device = Some(number);
-        oci.dirs.save(id, &record)
+    let disk = info_span!(target: STEP, "device").in_scope(|| {
+        disk::attach(&oci.dirs.disk(id), |number| {
+            record.device = Some(number);
+            oci.dirs.save(id, &record)
+        })
     })?;
     oci.reached("device");
-    lay_out(&bundle, spec)?;
-    let config = config::config(id, spec, &bundle, (record.base(), oci.flavor.tier));
-    files::write(&bundle.join("config.json"), &config.to_string())?;
+    info_span!(target: STEP, "bundle").in_scope(|| {
+        lay_out(&bundle, spec)?;
+        let config = config::config(id, spec, &bundle, (record.base(), oci.flavor.tier));
+        files::write(&bundle.join("config.json"), &config.to_string())
+    })?;
     oci.reached("bundle");
-    channel::make(&channel, record.base())?;
-    let bound = channel::listen(&channel, record.base())?;
+    let bound = info_span!(target: STEP, "channel").in_scope(|| {
+        channel::make(&channel, record.base())?;
+        channel::listen(&channel, record.base())
+    })?;
     oci.reached("channel");
-    run(oci, id, operations(oci, id, spec, (&disk, record.base()))?)?;
+    let operations =
+        info_span!(target: STEP, "mounts").in_scope(|| operations(oci, id, spec, (&disk, record.base())))?;
+    info_span!(target: STEP, "run", what = oci.flavor.name).in_scope(|| run(oci, id, &operations))?;
     oci.reached("run");
-    let process = identify(oci, id)?;
-    record.process = Some(process.identity);
-    oci.dirs.save(id, &record)?;
+    let process = info_span!(target: STEP, "process").in_scope(|| {
+        let process = identify(oci, id)?;
+        record.process = Some(process.identity);
+        oci.dirs.save(id, &record)?;
+        Ok::<_, Error>(process)
+    })?;
     oci.reached("process");
     Ok(Hand {
         process: Mutex::new(Some(Arc::new(process))),
@@ -100,13 +115,20 @@ fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: Record) -> Result<H
 /// Makes the places at which things are mounted. They stay empty in the host's namespace.
 fn lay_out(bundle: &Path, spec: &Spec) -> Result<(), Error> {
     files::directory(bundle, 0o711)?;
-    for name in ["rootfs", "disk", "layers", "done", "target"] {
+    // Each is made and removed with every sandbox: only what is mounted at.
+    for name in ["rootfs", "disk"] {
         files::directory(&bundle.join(name), 0o711)?;
     }
-    for number in (0..spec.layers.len()).filter(|_| is_overlaid(spec)) {
-        files::directory(&bundle.join("layers").join(number.to_string()), 0o711)?;
+    if is_overlaid(spec) {
+        files::directory(&bundle.join("layers"), 0o711)?;
+        for number in 0..spec.layers.len() {
+            files::directory(&bundle.join("layers").join(number.to_string()), 0o711)?;
+        }
     }
     if let Profile::Unpack { done, .. } = &spec.profile {
+        for name in ["done", "target"] {
+            files::directory(&bundle.join(name), 0o711)?;
+        }
         for number in 0..done.len() {
             files::directory(&bundle.join("done").join(number.to_string()), 0o711)?;
         }
@@ -187,7 +209,7 @@ fn overlay(bundle: &Path, spec: &Spec) -> Result<[Operation; 3], Error> {
     ])
 }
 
-fn run(oci: &Oci, id: &SandboxId, operations: Vec<Operation>) -> Result<(), Error> {
+fn run(oci: &Oci, id: &SandboxId, operations: &[Operation]) -> Result<(), Error> {
     let log = oci.dirs.sandbox(id).join("runtime.log");
     files::directory(&oci.dirs.state(oci.flavor.name, id), 0o700)?;
     let mut command = oci.command(id);
@@ -201,8 +223,7 @@ fn run(oci: &Oci, id: &SandboxId, operations: Vec<Operation>) -> Result<(), Erro
         .arg("--pid-file")
         .arg(oci.dirs.sandbox(id).join("pid"))
         .arg(id.as_str());
-    let plan = Plan::prepare(operations, &mut command)?;
-    process::run(&mut command, &Words::Log(&log), RUN).map_err(|error| plan.explain(error))?;
+    process::run(&command, operations, &Words::Log(&log), RUN)?;
     files::remove_file(&log)
 }
 

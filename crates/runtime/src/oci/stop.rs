@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use api::SandboxId;
 use api::limits::UID_RANGE;
+use api::trace::STEP;
 use rustix::process::Signal;
+use tracing::info_span;
 
 use super::process::{self, ENDING, Process, Words};
 use super::record::Record;
@@ -27,7 +29,7 @@ impl Oci {
                 let mut command = self.command(id);
                 command.args(["kill", id.as_str(), "TERM"]);
                 // If it cannot be asked, it is killed after the grace.
-                let _ = super::blocking(move || process::run(&mut command, &Words::Stderr, ASK)).await;
+                let _ = super::blocking(move || process::run(&command, &[], &Words::Stderr, ASK)).await;
                 Ok(())
             }
         }
@@ -42,26 +44,30 @@ pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&Process>) -> Res
     };
     if let Some(record) = &record {
         // For whoever looks. It cannot be written on a full disk, which the end of the sandbox makes room on.
-        let _ = oci.dirs.save(id, &Record { stopping: true, ..record.clone() });
-        kill_first(record, held)?;
+        info_span!(target: STEP, "record").in_scope(|| {
+            let _ = oci.dirs.save(id, &Record { stopping: true, ..record.clone() });
+        });
+        info_span!(target: STEP, "kill").in_scope(|| kill_first(record, held))?;
     }
-    oci.cgroups.kill_all(id)?;
+    info_span!(target: STEP, "kill", what = "the rest").in_scope(|| oci.cgroups.kill_all(id))?;
     // In a container only process 1 is ours to collect, and that is done. Looking through all children takes a while
     // where there are a thousand.
     let others = oci.flavor.tier == Tier::UserKernel;
     if let Some(record) = record.as_ref().filter(|record| others || record.process.is_none()) {
-        process::reap_zombies(record.base()..record.base() + UID_RANGE)?;
+        info_span!(target: STEP, "reap")
+            .in_scope(|| process::reap_zombies(record.base()..record.base() + UID_RANGE))?;
     }
-    oci.cgroups.remove(id)?;
+    info_span!(target: STEP, "cgroups").in_scope(|| oci.cgroups.remove(id))?;
     // The OCI runtime's own `delete` does no more than this, and waits up to seconds for processes of which it cannot
     // know that they are dead.
-    files::remove_shallow(&oci.dirs.state(oci.flavor.name, id), 1)?;
+    info_span!(target: STEP, "delete", what = "the runtime's state")
+        .in_scope(|| files::remove_shallow(&oci.dirs.state(oci.flavor.name, id), 1))?;
     if let Some(number) = record.as_ref().filter(|record| is_current(record)).and_then(|record| record.device)
     {
-        disk::wait_detached(number, &oci.dirs.disk(id))?;
+        info_span!(target: STEP, "device").in_scope(|| disk::wait_detached(number, &oci.dirs.disk(id)))?;
     }
-    disk::remove(&oci.dirs.disk(id))?;
-    oci.dirs.forget(id)
+    info_span!(target: STEP, "disk").in_scope(|| disk::remove(&oci.dirs.disk(id)))?;
+    info_span!(target: STEP, "delete").in_scope(|| oci.dirs.forget(id))
 }
 
 /// All sandboxes of this runtime that have left traces, and those too young to say whose they are.

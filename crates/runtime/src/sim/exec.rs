@@ -10,8 +10,7 @@ use api::exec::{ExecEnd, ExecInfo, ExecSpec, Outcome, OutputMode, Stream};
 use api::frame::Header;
 use api::terminal::TerminalSize;
 use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
-use bytes::Bytes;
-use http_body_util::channel::Sender;
+use streamed::Feed;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -183,7 +182,7 @@ impl Exec {
     /// Lives the exec from start to end.
     pub async fn live(&self, program: Program) {
         let deadline = async {
-            match self.deadline_ms {
+            match self.deadline_ms.filter(|_| program != Program::Stuck) {
                 Some(ms) => tokio::time::sleep_until(self.started + Duration::from_millis(ms)).await,
                 None => std::future::pending().await,
             }
@@ -191,7 +190,7 @@ impl Exec {
         let outcome = tokio::select! {
             biased;
             reason = self.until(|progress| progress.reason.clone()) => reason,
-            outcome = self.perform(program) => outcome,
+            outcome = self.perform(&program) => outcome,
             () = deadline => Outcome::Timeout,
         };
         let mut progress = self.progress();
@@ -212,7 +211,7 @@ impl Exec {
     }
 
     /// Sends frames from an offset on until the end was sent, or the reader is gone.
-    pub async fn send(self: Arc<Self>, mut at: u64, mut sender: Sender<Bytes>) {
+    pub async fn send(self: Arc<Self>, mut at: u64, sender: Feed) {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
@@ -221,13 +220,13 @@ impl Exec {
             let frame = match next {
                 Next::Frame(frame) => frame,
                 Next::End(frame) => {
-                    let _ = sender.send_data(frame.into()).await;
+                    let _ = sender.send(frame.into()).await;
                     return;
                 }
                 Next::Nothing if tokio::time::timeout(HEARTBEAT, changed).await.is_ok() => continue,
                 Next::Nothing => Header::Heartbeat.encode().to_vec(),
             };
-            if sender.send_data(frame.into()).await.is_err() {
+            if sender.send(frame.into()).await.is_err() {
                 return;
             }
         }
@@ -247,10 +246,11 @@ impl Exec {
         }
     }
 
-    async fn perform(&self, program: Program) -> Outcome {
+    async fn perform(&self, program: &Program) -> Outcome {
         match program {
             Program::Print(text) => self.write(text.as_bytes()).await,
-            Program::Sleep(duration) => tokio::time::sleep(duration).await,
+            Program::Sleep(duration) => tokio::time::sleep(*duration).await,
+            Program::Stuck => std::future::pending().await,
             Program::Count => {
                 for number in 1_u64.. {
                     self.write(format!("{number}\n").as_bytes()).await;

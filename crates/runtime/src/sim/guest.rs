@@ -10,6 +10,7 @@
 //! | `POST /execs/{id}/signal` with a `SignalRequest` | ends the exec: no program handles any |
 //! | `PUT /execs/{id}/size` with a `TerminalSize` | the exec's terminal has that size |
 //! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
+//! | `PUT /ttl/{ms}` | the time to live is that long from now |
 //! | `/interpreter`, `/contexts/…`, an `ExecSpec` with code | `unsupported` |
 //!
 //! It has no thread and, while nobody is connected and nothing runs, no task but its time to live's.
@@ -18,19 +19,21 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use api::exec::{ExecInfo, ExecSpec, Outcome, SignalRequest};
 use api::{Error, ErrorCode, ExecId, Layer, Ran, Retry, limits};
 use bytes::Bytes;
-use http_body_util::channel::Channel;
 use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use streamed::Streamed;
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 
 use super::exec::Exec;
 use super::program::Program;
@@ -52,6 +55,8 @@ pub(super) struct Guest {
     pub line: Arc<Semaphore>,
     /// In the order of their start; the oldest ended ones make room.
     execs: Mutex<VecDeque<Arc<Exec>>>,
+    /// When it ends, whoever else is still there.
+    expires: watch::Sender<Instant>,
 }
 
 /// The life of a process 1, which ends once.
@@ -59,14 +64,33 @@ pub(super) struct Life {
     exit: watch::Sender<Option<Exit>>,
 }
 
-type Body = Either<Full<Bytes>, Channel<Bytes>>;
+type Body = Either<Full<Bytes>, Streamed>;
 type Reply = Result<Response<Body>, Error>;
 
 impl Guest {
     /// A guest with an empty table.
     pub fn new() -> Self {
         let life = Life { exit: watch::Sender::new(None) };
-        Self { life, line: Arc::new(Semaphore::new(1)), execs: Mutex::default() }
+        let expires = watch::Sender::new(Instant::now());
+        Self { life, line: Arc::new(Semaphore::new(1)), execs: Mutex::default(), expires }
+    }
+
+    /// Has it end after so long from now.
+    pub fn live_for(&self, ttl: Duration) {
+        self.expires.send_replace(Instant::now() + ttl);
+    }
+
+    /// Waits for the end of its time to live.
+    pub async fn expired(&self) {
+        let mut expires = self.expires.subscribe();
+        loop {
+            let at = *expires.borrow_and_update();
+            tokio::select! {
+                () = tokio::time::sleep_until(at) => return,
+                // We hold the sender.
+                _ = expires.changed() => {}
+            }
+        }
     }
 
     fn execs(&self) -> MutexGuard<'_, VecDeque<Arc<Exec>>> {
@@ -178,7 +202,7 @@ async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> Reply {
         }
         (&Method::GET, ["execs", id, "output"]) => {
             let (exec, at) = (guest.exec(id)?, number(query, "stdout")?.unwrap_or(0));
-            let (sender, channel) = Channel::new(FRAMES_WAITING);
+            let (sender, channel) = streamed::body(FRAMES_WAITING);
             tokio::spawn(exec.send(at, sender));
             Ok(Response::new(Either::Right(channel)))
         }
@@ -206,6 +230,11 @@ async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> Reply {
             let was_running = exec.info().processes;
             exec.ask_to_end(Outcome::Signaled { signal });
             json(StatusCode::OK, &was_running)
+        }
+        (&Method::PUT, ["ttl", ms]) => {
+            let ms = ms.parse().map_err(|_| Error::not_found(format!("{ms:?} is no number")))?;
+            guest.live_for(Duration::from_millis(ms));
+            json(StatusCode::OK, &())
         }
         (_, ["interpreter"] | ["contexts", ..]) => Err(no_interpreter()),
         _ => Err(Error::not_found(format!("there is no route {} {}", parts.method, parts.uri.path()))),

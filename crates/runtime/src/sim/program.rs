@@ -6,6 +6,7 @@
 //! | `true` | ends |
 //! | `echo WORDS` | prints its words |
 //! | `sleep SECONDS` | ends after that time, which may be a fraction |
+//! | `stuck` | goes on, whatever its deadline: a guest that cannot end it |
 //! | `count` | prints 1, 2, 3, … in lines until it is ended |
 
 use std::collections::BTreeMap;
@@ -26,6 +27,8 @@ pub(super) enum Program {
     Print(String),
     /// Ends after this time.
     Sleep(Duration),
+    /// Goes on after its deadline.
+    Stuck,
     /// Prints numbers.
     Count,
 }
@@ -42,6 +45,7 @@ impl Program {
             ["true", ..] => Ok(Self::Print(String::new())),
             ["echo", words @ ..] => Ok(Self::Print(words.join(" ") + "\n")),
             ["sleep", seconds] => duration(seconds).map(Self::Sleep).ok_or_else(|| unknown(argv)),
+            ["stuck"] => Ok(Self::Stuck),
             ["count"] => Ok(Self::Count),
             _ => Err(unknown(argv)),
         }

@@ -20,8 +20,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use http_body_util::channel::{Channel, Sender};
 use node::{Call, Piece, Reading, Watching};
+use streamed::Feed;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
@@ -64,13 +64,13 @@ impl Drop for Held {
 
 /// A file or an archive as a body, with what is known of it at the end as trailers.
 pub fn outward(held: Held, mut reading: Reading) -> Body {
-    let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(PIECES_WAITING);
+    let (sender, body) = streamed::body(PIECES_WAITING);
     tokio::spawn(async move {
         let _held = held;
         loop {
             match reading.next().await {
                 Ok(Piece::Data(bytes)) => {
-                    if !matches!(timeout(IDLE_MAX, sender.send_data(bytes)).await, Ok(Ok(()))) {
+                    if !matches!(timeout(IDLE_MAX, sender.send(bytes)).await, Ok(Ok(()))) {
                         return sender.abort(std::io::ErrorKind::TimedOut.into());
                     }
                 }
@@ -82,11 +82,11 @@ pub fn outward(held: Held, mut reading: Reading) -> Body {
                         Hash::Blake3(digits) => digits,
                     };
                     let trailers = [(name, told), (FILE_TRAILER, state.to_owned())];
-                    return finish(sender, &trailers).await;
+                    return finish(sender, &trailers);
                 }
                 Ok(Piece::Packed(report)) => {
                     let report = serde_json::to_string(&report).unwrap_or_default();
-                    return finish(sender, &[(ARCHIVE_TRAILER, report)]).await;
+                    return finish(sender, &[(ARCHIVE_TRAILER, report)]);
                 }
                 Err(error) => return sender.abort(std::io::Error::other(error)),
             }
@@ -97,13 +97,13 @@ pub fn outward(held: Held, mut reading: Reading) -> Body {
 
 /// What happens to files as a body of lines.
 pub fn told(held: Held, mut watching: Watching) -> Body {
-    let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(PIECES_WAITING);
+    let (sender, body) = streamed::body(PIECES_WAITING);
     tokio::spawn(async move {
         let _held = held;
         let mut line = WatchLine::Watching;
         loop {
             let is_last = matches!(line, WatchLine::Error { .. });
-            let sent = timeout(IDLE_MAX, sender.send_data(written(&[line]))).await;
+            let sent = timeout(IDLE_MAX, sender.send(written(&[line]))).await;
             if is_last || !matches!(sent, Ok(Ok(()))) {
                 return;
             }
@@ -195,14 +195,14 @@ pub fn promised(headers: &HeaderMap) -> Answer<Option<String>> {
     Ok(None)
 }
 
-async fn finish(mut sender: Sender<Bytes, std::io::Error>, trailers: &[(&'static str, String)]) {
+fn finish(sender: Feed, trailers: &[(&'static str, String)]) {
     let mut headers = HeaderMap::new();
     for (name, value) in trailers {
         if let Ok(value) = HeaderValue::from_str(value) {
             headers.insert(HeaderName::from_static(name), value);
         }
     }
-    let _ = timeout(IDLE_MAX, sender.send_trailers(headers)).await;
+    sender.end(headers);
 }
 
 /// The error for a body of which nothing comes.

@@ -1,4 +1,4 @@
-//! The bench: how long things take and what they weigh, side by side in one run.
+//! The figures of the specification: how long things take and what they weigh, side by side in one run.
 //!
 //! | module | holds |
 //! |---|---|
@@ -90,13 +90,13 @@ fn main() -> ExitCode {
         ["--root", ..] => return reference::stand_in(&words),
         ["keep", bundle, state] => return reference::keep(bundle.as_ref(), state.as_ref()),
         _ => {
-            eprintln!("usage: bench [--quick] [code]");
+            eprintln!("usage: figures [--quick] [code]");
             return ExitCode::from(2);
         }
     };
     if !rustix::process::geteuid().is_root() {
         eprintln!(
-            "The bench starts real sandboxes and needs root: run it with `just bench`, which asks for it."
+            "The figures are taken on real sandboxes and need root: run it with `just figures`, which asks for it."
         );
         return ExitCode::FAILURE;
     }

@@ -8,8 +8,8 @@
 //! and for nothing of ours.
 //!
 //! ```text
-//! bench ──start──▶ stand-in (mounts are ready) ──spawns──▶ keeper ──dials──▶ bench
-//! bench ──"run"──▶ keeper ──fork, exec, wait──▶ runc run ; "12345678" ──▶ bench
+//! figures ──start──▶ stand-in (mounts are ready) ──spawns──▶ keeper ──dials──▶ figures
+//! figures ──"run"──▶ keeper ──fork, exec, wait──▶ runc run ; "12345678" ──▶ figures
 //! ```
 
 use std::io::{BufRead, BufReader, Write};
@@ -24,7 +24,7 @@ use e2e::Lab;
 use runtime::Runtime;
 use runtime::oci::{Dirs, Flavor, Oci};
 
-/// The socket on which the bench waits for the keeper, in the data directory.
+/// The socket on which this program waits for the keeper, in the data directory.
 const SOCKET: &str = "reference.sock";
 /// What the container does: it ends at once.
 const COMMAND: &str = "/bin/true";
@@ -41,7 +41,7 @@ impl Reference {
     pub(crate) async fn prepare(lab: &Lab) -> Self {
         let listener = UnixListener::bind(lab.data().join(SOCKET)).expect("a socket for the keeper");
         let flavor = Flavor { binary: std::env::current_exe().unwrap(), ..Flavor::runc() };
-        let dirs = Dirs { data: lab.data().to_owned() };
+        let dirs = Dirs::below(lab.data());
         let runtime: Arc<dyn Runtime> =
             Arc::new(Oci::new(flavor, dirs).expect("the runtime of the reference"));
         let id = lab.id();
@@ -73,7 +73,7 @@ impl Reference {
 /// What this program does when it is called as the OCI runtime: leaves a keeper behind and reports it as process 1.
 #[expect(
     clippy::zombie_processes,
-    reason = "this process ends first; the bench inherits the keeper and collects it"
+    reason = "this process ends first; the program that asked inherits the keeper and collects it"
 )]
 pub(crate) fn stand_in(words: &[&str]) -> ExitCode {
     let value = |flag: &str| {
@@ -92,7 +92,7 @@ pub(crate) fn keep(bundle: &Path, state: &Path) -> ExitCode {
     replace_command(&bundle.join("config.json"));
     // <data>/sandboxes/<id>/bundle
     let data: PathBuf = bundle.ancestors().nth(3).unwrap().to_owned();
-    let mut asked = BufReader::new(UnixStream::connect(data.join(SOCKET)).expect("the bench to listen"));
+    let mut asked = BufReader::new(UnixStream::connect(data.join(SOCKET)).expect("somebody to listen"));
     let mut line = String::new();
     while asked.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
         let answer = match once(bundle, state) {

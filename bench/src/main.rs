@@ -1,0 +1,211 @@
+//! `bench`: Belljar beside other ways to run untrusted code, by scenarios that are data.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`scenario`] | what is measured: files of scenarios, read and checked |
+//! | [`target`] | what is measured on: a trait, and everything that implements it |
+//! | [`measure`] | the measuring, one module for each kind of work |
+//! | [`samples`] | percentiles, and what became of attempts |
+//! | [`figure`] | one figure of the report |
+//! | [`report`] | the report as JSON, Markdown and pictures |
+//! | [`machine`] | facts of the machine |
+//! | [`rootfs`] | the root file systems that targets share |
+//! | [`process`], [`http`], [`random`] | commands with deadlines, plain HTTP, chance |
+//!
+//! It judges nothing: it fails only where nothing could be measured. Everything it starts, it ends.
+
+#![forbid(unsafe_code)]
+// A program for people.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod figure;
+mod http;
+mod machine;
+mod measure;
+mod process;
+mod random;
+mod report;
+mod rootfs;
+mod samples;
+mod scenario;
+mod target;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser;
+use tempfile::TempDir;
+
+use crate::machine::Machine;
+use crate::measure::Shared;
+use crate::report::{LeftOut, Measured, Report};
+use crate::rootfs::Rootfs;
+use crate::scenario::Plan;
+use crate::target::{NAMES, Place};
+
+const FULL: &str = include_str!("../scenarios/full.toml");
+const QUICK: &str = include_str!("../scenarios/quick.toml");
+/// Everything is ended within this, or left to its own deadlines.
+const CLOSES_WITHIN: Duration = Duration::from_secs(180);
+/// Enough to tell runs apart that are on one machine.
+const NAME_LENGTH: usize = 12;
+
+/// Measures Belljar beside other ways to run untrusted code
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// A short look: the same scenarios in a few minutes
+    #[arg(long, conflicts_with = "scenarios")]
+    quick: bool,
+    /// A file of scenarios of your own
+    #[arg(long, value_name = "FILE")]
+    scenarios: Option<PathBuf>,
+    /// Only the scenarios of these names
+    #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
+    only: Vec<String>,
+    /// Only these targets, with commas between; all that are there without it
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = NAMES)]
+    targets: Vec<String>,
+    /// Where the report is written
+    #[arg(long, value_name = "DIRECTORY", default_value = "target/bench")]
+    out: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let plan = match plan(&arguments) {
+        Ok(plan) => plan,
+        Err(why) => {
+            eprintln!("bench: {why}");
+            return ExitCode::from(2);
+        }
+    };
+    let executor = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(executor) => executor,
+        Err(error) => {
+            eprintln!("bench: cannot start threads: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match executor.block_on(bench(&arguments, &plan)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("bench: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn plan(arguments: &Arguments) -> Result<Plan, String> {
+    let text = match &arguments.scenarios {
+        Some(path) => std::fs::read_to_string(path)
+            .map_err(|error| format!("cannot read {}: {error}", path.display()))?,
+        None if arguments.quick => QUICK.to_owned(),
+        None => FULL.to_owned(),
+    };
+    Plan::parse(&text)?.only(&arguments.only)
+}
+
+/// A run, in the order in which its parts go.
+struct Run {
+    name: String,
+    report: Report,
+    targets: Vec<Shared>,
+    rootfs: Result<Rootfs, String>,
+    scratch: TempDir,
+}
+
+async fn bench(arguments: &Arguments, plan: &Plan) -> Result<(), String> {
+    std::fs::create_dir_all(&arguments.out)
+        .map_err(|error| format!("cannot make {}: {error}", arguments.out.display()))?;
+    let mut run = Run::new()?;
+    let interrupted = tokio::select! {
+        () = run.measure(arguments, plan) => false,
+        () = told_to_end() => true,
+    };
+    eprintln!("bench: ends what it started");
+    run.close().await;
+    run.report.write(&arguments.out)?;
+    println!("{}", arguments.out.join("report.md").display());
+    if interrupted {
+        return Err("interrupted; the report holds what was measured before".into());
+    }
+    if run.report.targets.is_empty() { Err("no target is there".into()) } else { Ok(()) }
+}
+
+/// Waits for Ctrl-C, or for whoever ends processes otherwise.
+async fn told_to_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match signal(SignalKind::terminate()) {
+        Ok(mut terminated) => tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminated.recv() => {}
+        },
+        Err(_) => drop(tokio::signal::ctrl_c().await),
+    }
+}
+
+impl Run {
+    fn new() -> Result<Self, String> {
+        let name = random::name().map_err(|failure| failure.to_string())?;
+        let scratch = tempfile::Builder::new().prefix("belljar-bench").tempdir();
+        let scratch = scratch.map_err(|error| format!("cannot make a scratch directory: {error}"))?;
+        Ok(Self {
+            name: name.chars().take(NAME_LENGTH).collect(),
+            report: Report::new(Machine::look()),
+            targets: Vec::new(),
+            rootfs: Err("not looked for".into()),
+            scratch,
+        })
+    }
+
+    /// Starts the targets and measures; what is there is written down as it comes, for whoever ends this early.
+    async fn measure(&mut self, arguments: &Arguments, plan: &Plan) {
+        let is_wanted =
+            |name: &&str| arguments.targets.is_empty() || arguments.targets.iter().any(|one| one == name);
+        let wanted: Vec<&'static str> = NAMES.into_iter().filter(is_wanted).collect();
+        if wanted.iter().any(|name| target::needs_templates(name)) {
+            eprintln!("bench: looks for templates");
+            let found = Rootfs::find(&target::belljar::binary(), self.scratch.path()).await;
+            self.rootfs = found.map_err(|failure| failure.to_string());
+        }
+        for name in wanted {
+            eprintln!("bench: prepares {name}");
+            self.open(name, Duration::from_secs(plan.deadline_s)).await;
+        }
+        for scenario in &plan.scenario {
+            eprintln!("bench: {}", scenario.name);
+            let outcome = measure::run(scenario, &self.targets).await;
+            self.report.scenarios.push(outcome);
+            // A run of an hour that ends badly has left what came before.
+            if let Err(why) = self.report.write(&arguments.out) {
+                eprintln!("bench: {why}");
+            }
+        }
+    }
+
+    async fn open(&mut self, name: &'static str, deadline: Duration) {
+        let rootfs = self.rootfs.as_ref().map_err(Clone::clone);
+        let place = Place { rootfs, scratch: self.scratch.path(), run: &self.name, deadline };
+        match target::open(name, &place).await {
+            Ok(target) => self.targets.push(Arc::from(target)),
+            Err(failure) => {
+                eprintln!("bench: {name} is left out: {failure}");
+                self.report.left_out.push(LeftOut { name, why: failure.to_string() });
+            }
+        }
+        let facts = |target: &Shared| Measured { name: target.name(), facts: target.facts() };
+        self.report.targets = self.targets.iter().map(facts).collect();
+    }
+
+    async fn close(&mut self) {
+        for target in &self.targets {
+            if tokio::time::timeout(CLOSES_WITHIN, target.close()).await.is_err() {
+                eprintln!("bench: {} could not be ended", target.name());
+            }
+        }
+        self.report.machine.load_after = machine::load();
+    }
+}

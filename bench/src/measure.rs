@@ -1,0 +1,151 @@
+//! Measuring: one module for each kind of work.
+//!
+//! Targets take turns in rounds, and each round begins with another one: what else the machine does hits all alike, and what one leaves
+//! to the kernel to tidy up is not always paid for by the same neighbour. Many sandboxes at once, and loads, are one target's at a time.
+
+mod code;
+mod create;
+mod density;
+mod exec;
+mod files;
+mod load;
+mod sustained;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+
+use crate::figure::{Figure, Outcome};
+use crate::machine;
+use crate::samples::Tally;
+use crate::scenario::{Scenario, Work};
+use crate::target::{Failure, Image, Made, Target};
+
+/// Sandboxes that are made or stopped at once where that is not what is measured.
+const AT_ONCE: usize = 8;
+/// How often somebody asks again who is told to.
+const TRIES: usize = 100;
+/// After how long.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// A target, shared by everything that uses it at once.
+pub type Shared = Arc<dyn Target>;
+
+/// Measures one scenario on all targets that take part.
+pub async fn run(scenario: &Scenario, targets: &[Shared]) -> Outcome {
+    let targets: Vec<Shared> =
+        targets.iter().filter(|target| scenario.wants(target.name())).cloned().collect();
+    let (load_before, began) = (machine::load(), Instant::now());
+    let (scale, figures) = match &scenario.work {
+        Work::Create(work) => (Some("at once"), create::run(work, &targets).await),
+        Work::Exec(work) => (Some("at once"), exec::run(work, &targets).await),
+        Work::Code(work) => (None, code::run(work, &targets).await),
+        Work::Files(work) => (Some("bytes"), files::run(work, &targets).await),
+        Work::Density(work) => (Some("live"), density::run(work, &targets).await),
+        Work::Sustained(work) => (None, sustained::run(work, &targets).await),
+        Work::Load(work) => (Some("% of capacity"), load::run(work, &targets).await),
+    };
+    Outcome {
+        name: scenario.name.clone(),
+        about: scenario.about.clone(),
+        scale,
+        load_before,
+        load_after: machine::load(),
+        took_s: began.elapsed().as_secs_f64(),
+        figures,
+    }
+}
+
+/// Whose turn it is in a round: everybody's, beginning with another one each time.
+fn turns(round: usize, count: usize) -> impl Iterator<Item = usize> {
+    (0..count).map(move |step| (round + step) % count)
+}
+
+/// How long something took, whatever it came to.
+async fn timed<T>(
+    act: impl Future<Output = Result<T, Failure>>,
+) -> Result<(T, Duration), (Failure, Duration)> {
+    let began = Instant::now();
+    match act.await {
+        Ok(done) => Ok((done, began.elapsed())),
+        Err(failure) => Err((failure, began.elapsed())),
+    }
+}
+
+/// Makes so many sandboxes, some at a time; counts what failed. Who is told to ask again does: this is what a scenario begins with, and
+/// not what it measures.
+async fn make(target: &Shared, image: Image, count: usize) -> (Vec<String>, Tally) {
+    let mut tally = Tally::default();
+    let mut handles = Vec::new();
+    let creates = (0..count).map(|_| patiently(target, image));
+    let mut creates = futures_util::stream::iter(creates).buffer_unordered(AT_ONCE);
+    while let Some(made) = creates.next().await {
+        match made {
+            Ok((made, took)) => {
+                handles.push(made.handle);
+                tally.started(made.start);
+                tally.note(Ok(took));
+            }
+            Err(failed) => tally.note(Err(failed)),
+        }
+    }
+    (handles, tally)
+}
+
+async fn patiently(target: &Shared, image: Image) -> Result<(Made, Duration), (Failure, Duration)> {
+    let mut tries = 0..TRIES;
+    loop {
+        match timed(target.create(image)).await {
+            Err((failure, _)) if failure.refused && tries.next().is_some() => tokio::time::sleep(AGAIN).await,
+            answered => return answered,
+        }
+    }
+}
+
+/// Stops sandboxes, some at a time.
+async fn stop(target: &Shared, handles: &[String]) -> Tally {
+    let mut tally = Tally::default();
+    let stops = handles.iter().map(|handle| timed(target.stop(handle)));
+    let mut stops = futures_util::stream::iter(stops).buffer_unordered(AT_ONCE);
+    while let Some(stopped) = stops.next().await {
+        tally.note(stopped.map(|((), took)| took));
+    }
+    tally
+}
+
+/// Adds why sandboxes could not be made to what was to be measured in them.
+fn blame(tallies: &mut [Option<Tally>], places: &[(Vec<String>, Tally)]) {
+    for (tally, (_, made)) in tallies.iter_mut().zip(places) {
+        if let Some(tally) = tally {
+            tally.merge(Tally {
+                failures: made.failures.clone(),
+                said: made.said.clone(),
+                ..Tally::default()
+            });
+        }
+    }
+}
+
+/// Tallies as figures, those of nobody who cannot do it.
+fn told(what: &'static str, at: Option<u64>, targets: &[Shared], tallies: &[Option<Tally>]) -> Vec<Figure> {
+    let each = targets.iter().zip(tallies);
+    each.map(|(target, tally)| match tally {
+        Some(tally) => Figure::times(what, at, target.name(), tally),
+        None => Figure::unsupported(what, at, target.name()),
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_round_is_everybodys_and_begins_with_another_one() {
+        assert_eq!(turns(0, 3).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(turns(4, 3).collect::<Vec<_>>(), [1, 2, 0]);
+        assert_eq!(turns(5, 0).count(), 0);
+    }
+}

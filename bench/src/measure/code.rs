@@ -1,0 +1,114 @@
+//! Python with pandas and matplotlib: in a new sandbox, without state, and as a cell of an interpreter that stays.
+
+use std::time::Duration;
+
+use super::{Shared, blame, make, stop, timed, told, turns};
+use crate::figure::Figure;
+use crate::samples::Tally;
+use crate::scenario::Code;
+use crate::target::{Failure, Image};
+
+/// What everybody who analyses data begins with.
+const IMPORTS: &str = "import numpy, pandas\nimport matplotlib.pyplot\n";
+/// A sum by group of 10,000 rows: about a millisecond.
+pub(super) const CELL: &str = "import numpy, pandas\ntable = pandas.DataFrame({'key': numpy.arange(10_000) % 100, 'value': numpy.arange(10_000.0)})\n\
+                    total = table.groupby('key')['value'].sum()\n";
+
+const FIRST: &str = "new sandbox and first run with imports";
+const STATELESS: &str = "run without state, imports and cell";
+const IN_CONTEXT: &str = "cell in a context, imports done before";
+const NOTHING: &str = "empty cell in a context";
+
+/// One kind of run.
+#[derive(Clone, Copy)]
+enum Kind {
+    Stateless,
+    InContext,
+    Empty,
+}
+
+pub(super) async fn run(work: &Code, targets: &[Shared]) -> Vec<Figure> {
+    let mut firsts: Vec<Option<Tally>> = targets
+        .iter()
+        .map(|target| (target.code().is_some() || target.contexts().is_some()).then(Tally::default))
+        .collect();
+    for round in 0..work.first {
+        for turn in turns(round, targets.len()) {
+            if let (Some(target), Some(Some(tally))) = (targets.get(turn), firsts.get_mut(turn)) {
+                tally.note(first(target).await);
+            }
+        }
+    }
+    let mut figures = told(FIRST, None, targets, &firsts);
+    let mut places = Vec::new();
+    for (target, first) in targets.iter().zip(&firsts) {
+        places.push(make(target, Image::Data, usize::from(first.is_some())).await);
+    }
+    for (kind, what) in [(Kind::Stateless, STATELESS), (Kind::InContext, IN_CONTEXT), (Kind::Empty, NOTHING)]
+    {
+        let mut tallies: Vec<Option<Tally>> =
+            targets.iter().map(|target| can(target, kind).then(Tally::default)).collect();
+        // One round that does not count starts interpreters and imports.
+        for round in 0..=work.samples {
+            for turn in turns(round, targets.len()) {
+                let (Some(target), Some([handle])) =
+                    (targets.get(turn), places.get(turn).map(|place| place.0.as_slice()))
+                else {
+                    continue;
+                };
+                let Some(Some(tally)) = tallies.get_mut(turn) else { continue };
+                let taken = once(target, handle, kind, round == 0).await;
+                if round > 0 {
+                    tally.note(taken);
+                }
+            }
+        }
+        blame(&mut tallies, &places);
+        figures.extend(told(what, None, targets, &tallies));
+    }
+    for (target, (handles, _)) in targets.iter().zip(&places) {
+        stop(target, handles).await;
+    }
+    figures
+}
+
+fn can(target: &Shared, kind: Kind) -> bool {
+    match kind {
+        Kind::Stateless => target.code().is_some(),
+        Kind::InContext | Kind::Empty => target.contexts().is_some(),
+    }
+}
+
+async fn once(
+    target: &Shared,
+    handle: &str,
+    kind: Kind,
+    is_first: bool,
+) -> Result<Duration, (Failure, Duration)> {
+    let whole = format!("{IMPORTS}{CELL}");
+    let source = match kind {
+        Kind::Stateless => whole.as_str(),
+        Kind::InContext if is_first => whole.as_str(),
+        Kind::InContext => CELL,
+        Kind::Empty => "pass",
+    };
+    let ran = timed(async {
+        match (kind, target.code(), target.contexts()) {
+            (Kind::Stateless, Some(code), _) => code.run(handle, source).await,
+            (Kind::InContext | Kind::Empty, _, Some(contexts)) => contexts.cell(handle, source).await,
+            (Kind::Stateless | Kind::InContext | Kind::Empty, _, _) => {
+                Err(Failure::new("unsupported", "it runs no such code"))
+            }
+        }
+    });
+    ran.await.map(|((), took)| took)
+}
+
+/// A sandbox from its request to the end of its first run.
+async fn first(target: &Shared) -> Result<Duration, (Failure, Duration)> {
+    let (made, create) = timed(target.create(Image::Data)).await?;
+    let kind = if target.code().is_some() { Kind::Stateless } else { Kind::InContext };
+    let ran = once(target, &made.handle, kind, true).await;
+    let _ = target.stop(&made.handle).await;
+    ran.map(|took| create + took).map_err(|(failure, took)| (failure, create + took))
+}

@@ -1,0 +1,105 @@
+//! Sandboxes made, used once and stopped: alone and many at once.
+//!
+//! ```text
+//! request ──── create ────▶ made ── exec of `true` ──▶ answered          all of a batch at once
+//!                                                          then all are stopped at once
+//! ```
+
+use futures_util::future::join_all;
+
+use super::{Shared, timed, told, turns};
+use crate::figure::Figure;
+use crate::samples::Tally;
+use crate::scenario::Create;
+use crate::target::{Image, Made};
+
+const FIRST_EXEC: &str = "create and first exec";
+const CREATE: &str = "create alone";
+const STOP: &str = "stop";
+
+/// What is counted of one target.
+#[derive(Clone, Default)]
+struct Taken {
+    create: Tally,
+    first_exec: Tally,
+    stop: Tally,
+}
+
+pub(super) async fn run(work: &Create, targets: &[Shared]) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    // What is done for the first time fills caches, and does not count.
+    for target in targets {
+        batch(target, 1, &mut Taken::default()).await;
+    }
+    for at_once in &work.at_once {
+        let mut taken = vec![Taken::default(); targets.len()];
+        if work.rested {
+            // How many are asked for at once has to be seen before as many can be ready.
+            for target in targets {
+                batch(target, *at_once, &mut Taken::default()).await;
+            }
+        }
+        for round in 0..work.samples.div_ceil(*at_once) {
+            for turn in turns(round, targets.len()) {
+                if let (Some(target), Some(taken)) = (targets.get(turn), taken.get_mut(turn)) {
+                    if work.rested {
+                        target.rested().await;
+                    }
+                    batch(target, *at_once, taken).await;
+                }
+            }
+        }
+        let at = Some(*at_once as u64);
+        let has_execs = targets.iter().map(|target| target.execs().is_some());
+        let first_execs: Vec<Option<Tally>> =
+            has_execs.zip(&taken).map(|(has, taken)| has.then(|| taken.first_exec.clone())).collect();
+        figures.extend(told(FIRST_EXEC, at, targets, &first_execs));
+        let creates: Vec<Option<Tally>> = taken.iter().map(|taken| Some(taken.create.clone())).collect();
+        figures.extend(told(CREATE, at, targets, &creates));
+        let stops: Vec<Option<Tally>> = taken.into_iter().map(|taken| Some(taken.stop)).collect();
+        figures.extend(told(STOP, at, targets, &stops));
+    }
+    figures
+}
+
+async fn batch(target: &Shared, at_once: usize, taken: &mut Taken) {
+    let lives = join_all((0..at_once).map(|_| begin(target))).await;
+    let mut handles = Vec::new();
+    for life in lives {
+        taken.create.merge(life.create);
+        taken.first_exec.merge(life.first_exec);
+        handles.extend(life.made.map(|made| made.handle));
+    }
+    let stops = join_all(handles.iter().map(|handle| timed(target.stop(handle)))).await;
+    for stopped in stops {
+        taken.stop.note(stopped.map(|((), took)| took));
+    }
+}
+
+/// One sandbox until its first exec.
+struct Life {
+    made: Option<Made>,
+    create: Tally,
+    first_exec: Tally,
+}
+
+async fn begin(target: &Shared) -> Life {
+    let (mut create, mut first_exec) = (Tally::default(), Tally::default());
+    let made = match timed(target.create(Image::Plain)).await {
+        Ok((made, took)) => {
+            create.started(made.start.clone());
+            create.note(Ok(took));
+            if let Some(execs) = target.execs() {
+                let answered = timed(execs.exec(&made.handle)).await;
+                first_exec.note(answered.map(|((), after)| took + after));
+            }
+            Some(made)
+        }
+        Err((failure, took)) => {
+            first_exec.note(Err((failure.clone(), took)));
+            create.note(Err((failure, took)));
+            None
+        }
+    };
+    Life { made, create, first_exec }
+}

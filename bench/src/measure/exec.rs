@@ -1,0 +1,54 @@
+//! A command that does nothing, in sandboxes that live: alone, and several at once, each in one of its own.
+
+use futures_util::future::join_all;
+
+use super::{Shared, blame, make, stop, timed, told, turns};
+use crate::figure::Figure;
+use crate::samples::Tally;
+use crate::scenario::Exec;
+use crate::target::Image;
+
+const WHAT: &str = "exec of `true`";
+
+pub(super) async fn run(work: &Exec, targets: &[Shared]) -> Vec<Figure> {
+    let most = work.at_once.iter().copied().max().unwrap_or(1);
+    let mut places = Vec::new();
+    for target in targets {
+        let count = if target.execs().is_some() { most } else { 0 };
+        places.push(make(target, Image::Plain, count).await);
+    }
+    let mut figures = Vec::new();
+    for at_once in &work.at_once {
+        let mut tallies: Vec<Option<Tally>> =
+            targets.iter().map(|target| target.execs().map(|_| Tally::default())).collect();
+        // One round that does not count fills the caches.
+        for round in 0..=work.samples.div_ceil(*at_once) {
+            for turn in turns(round, targets.len()) {
+                let (Some(target), Some((handles, _))) = (targets.get(turn), places.get(turn)) else {
+                    continue;
+                };
+                let Some(Some(tally)) = tallies.get_mut(turn) else { continue };
+                let taken = together(target, handles, *at_once).await;
+                if round > 0 {
+                    tally.merge(taken);
+                }
+            }
+        }
+        blame(&mut tallies, &places);
+        figures.extend(told(WHAT, Some(*at_once as u64), targets, &tallies));
+    }
+    for (target, (handles, _)) in targets.iter().zip(&places) {
+        stop(target, handles).await;
+    }
+    figures
+}
+
+async fn together(target: &Shared, handles: &[String], at_once: usize) -> Tally {
+    let mut tally = Tally::default();
+    let Some(execs) = target.execs() else { return tally };
+    let answers = join_all(handles.iter().take(at_once).map(|handle| timed(execs.exec(handle)))).await;
+    for answered in answers {
+        tally.note(answered.map(|((), took)| took));
+    }
+    tally
+}

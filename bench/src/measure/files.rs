@@ -1,0 +1,65 @@
+//! A file into a sandbox, and out of it.
+
+use bytes::Bytes;
+
+use super::{Shared, blame, make, stop, timed, told, turns};
+use crate::figure::Figure;
+use crate::samples::Tally;
+use crate::scenario::Files;
+use crate::target::{Failure, Image};
+
+const UP: &str = "upload";
+const DOWN: &str = "download";
+/// The file that is carried.
+const NAME: &str = "bench.bin";
+
+pub(super) async fn run(work: &Files, targets: &[Shared]) -> Vec<Figure> {
+    let mut places = Vec::new();
+    for target in targets {
+        // The image with the larger disk.
+        places.push(make(target, Image::Data, usize::from(target.files().is_some())).await);
+    }
+    let mut figures = Vec::new();
+    for size in &work.bytes {
+        let empty = || -> Vec<Option<Tally>> {
+            targets.iter().map(|target| target.files().map(|_| Tally::default())).collect()
+        };
+        let (mut ups, mut downs) = (empty(), empty());
+        let bytes = Bytes::from(vec![0x5a; usize::try_from(*size).unwrap_or(usize::MAX)]);
+        for round in 0..work.samples {
+            for turn in turns(round, targets.len()) {
+                let (Some(target), Some((handles, _))) = (targets.get(turn), places.get(turn)) else {
+                    continue;
+                };
+                let (Some(Some(up)), Some(Some(down))) = (ups.get_mut(turn), downs.get_mut(turn)) else {
+                    continue;
+                };
+                for handle in handles {
+                    carry(target, handle, &bytes, [up, down]).await;
+                }
+            }
+        }
+        blame(&mut ups, &places);
+        blame(&mut downs, &places);
+        figures.extend(told(UP, Some(*size), targets, &ups));
+        figures.extend(told(DOWN, Some(*size), targets, &downs));
+    }
+    for (target, (handles, _)) in targets.iter().zip(&places) {
+        stop(target, handles).await;
+    }
+    figures
+}
+
+async fn carry(target: &Shared, handle: &str, bytes: &Bytes, [up, down]: [&mut Tally; 2]) {
+    let Some(files) = target.files() else { return };
+    let sent = timed(files.upload(handle, NAME, bytes.clone())).await;
+    let is_there = sent.is_ok();
+    up.note(sent.map(|((), took)| took));
+    if is_there {
+        down.note(match timed(files.download(handle, NAME)).await {
+            Ok((count, took)) if count == bytes.len() as u64 => Ok(took),
+            Ok((count, took)) => Err((Failure::new("other_bytes", format!("{count} bytes came")), took)),
+            Err(failed) => Err(failed),
+        });
+    }
+}

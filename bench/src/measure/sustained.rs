@@ -1,0 +1,59 @@
+//! Create, `true`, stop, over and over, by a few workers, as fast as it goes. Targets alternate in short turns.
+//!
+//! A target that has a command for a whole life (`runc run`, `docker run --rm`) is measured by that: it is what people use in a loop.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+
+use super::{Shared, timed, turns};
+use crate::figure::{Figure, Unit};
+use crate::samples::Tally;
+use crate::scenario::Sustained;
+use crate::target::{Failure, Image};
+
+const RATE: &str = "lives in a second";
+const LIFE: &str = "one life, among others";
+
+pub(super) async fn run(work: &Sustained, targets: &[Shared]) -> Vec<Figure> {
+    let turn_for = Duration::from_secs(work.seconds).div_f64(work.turns as f64);
+    let mut taken = vec![(Tally::default(), Duration::ZERO); targets.len()];
+    for round in 0..usize::try_from(work.turns).unwrap_or(1) {
+        for turn in turns(round, targets.len()) {
+            if let (Some(target), Some((tally, busy))) = (targets.get(turn), taken.get_mut(turn)) {
+                let began = Instant::now();
+                let workers = (0..work.workers).map(|_| repeat(target, began + turn_for));
+                join_all(workers).await.into_iter().for_each(|counted| tally.merge(counted));
+                // Those that were under way at the end of the turn are counted, and so is their time.
+                *busy += began.elapsed();
+            }
+        }
+    }
+    let each = || targets.iter().zip(&taken);
+    let rates = each().map(|(target, (tally, busy))| {
+        let rate = tally.times.len() as f64 / busy.as_secs_f64().max(f64::EPSILON);
+        Figure::value(RATE, None, target.name(), (rate, Unit::PerSecond))
+    });
+    rates.chain(each().map(|(target, (tally, _))| Figure::times(LIFE, None, target.name(), tally))).collect()
+}
+
+async fn repeat(target: &Shared, until: Instant) -> Tally {
+    let mut tally = Tally::default();
+    while Instant::now() < until {
+        tally.note(timed(live(target)).await.map(|((), took)| took));
+    }
+    tally
+}
+
+async fn live(target: &Shared) -> Result<(), Failure> {
+    if let Some(lives) = target.lives() {
+        return lives.live().await;
+    }
+    let made = target.create(Image::Plain).await?;
+    let answered = match target.execs() {
+        Some(execs) => execs.exec(&made.handle).await,
+        None => Ok(()),
+    };
+    target.stop(&made.handle).await?;
+    answered
+}

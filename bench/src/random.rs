@@ -1,0 +1,63 @@
+//! Chance: names that nobody else has, and arrivals that nobody can foresee.
+
+use std::time::Duration;
+
+use crate::target::Failure;
+
+/// A name of 32 hexadecimal digits.
+pub fn name() -> Result<String, Failure> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| Failure::new("random", error.to_string()))?;
+    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
+}
+
+/// A sequence that looks random and is the same for the same seed: runs differ by the machine, not by luck.
+#[derive(Clone, Debug)]
+pub struct Sequence(u64);
+
+impl Sequence {
+    /// The sequence of this seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number (SplitMix64).
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// One of so many, from 0; 0 of none.
+    pub fn below(&mut self, count: usize) -> usize {
+        self.next().checked_rem(count as u64).unwrap_or(0) as usize
+    }
+
+    /// The pause before the next arrival, where so many come in a second, independent of each other.
+    pub fn pause(&mut self, per_second: f64) -> Duration {
+        // The upper 53 bits are a fraction; never 0, of which there is no logarithm.
+        let fraction = ((self.next() >> 11) as f64 + 1.0) / (1_u64 << 53) as f64;
+        let seconds = -fraction.min(1.0).ln() / per_second;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_as_long_as_they_should_be_on_average() {
+        let mut sequence = Sequence::new(7);
+        let total: Duration = (0..10_000).map(|_| sequence.pause(100.0)).sum();
+        assert!((95.0..105.0).contains(&total.as_secs_f64()), "{total:?}");
+    }
+
+    #[test]
+    fn one_of_none_is_the_first() {
+        assert_eq!(Sequence::new(1).below(0), 0);
+        assert!((0..100).all(|seed| Sequence::new(seed).below(3) < 3));
+        assert_eq!(name().unwrap().len(), 32);
+    }
+}

@@ -1,0 +1,132 @@
+//! The report: all of it as JSON, tables as Markdown, a picture for each scenario.
+
+mod markdown;
+mod plot;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::figure::Outcome;
+use crate::machine::Machine;
+
+/// What a run came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Where it was measured.
+    pub machine: Machine,
+    /// What was measured.
+    pub targets: Vec<Measured>,
+    /// What was not, and why.
+    pub left_out: Vec<LeftOut>,
+    /// What came out.
+    pub scenarios: Vec<Outcome>,
+}
+
+/// A target that was there.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measured {
+    /// Its name.
+    pub name: &'static str,
+    /// Its versions, and whatever else one has to know to compare it.
+    pub facts: BTreeMap<String, String>,
+}
+
+/// A target that was not.
+#[derive(Clone, Debug, Serialize)]
+pub struct LeftOut {
+    /// Its name.
+    pub name: &'static str,
+    /// Why.
+    pub why: String,
+}
+
+impl Report {
+    /// A report without figures.
+    pub fn new(machine: Machine) -> Self {
+        Self { machine, targets: Vec::new(), left_out: Vec::new(), scenarios: Vec::new() }
+    }
+
+    /// Writes `report.json`, `report.md` and a picture for each scenario.
+    ///
+    /// # Errors
+    /// Which file could not be written.
+    pub fn write(&self, to: &Path) -> Result<(), String> {
+        let json = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
+        write(&to.join("report.json"), &json)?;
+        write(&to.join("report.md"), &markdown::report(self))?;
+        for outcome in &self.scenarios {
+            for (name, picture) in plot::pictures(outcome) {
+                write(&to.join(name), &picture)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
+}
+
+/// A run for tests: two targets, two sizes.
+#[cfg(test)]
+fn example() -> Report {
+    use std::time::Duration;
+
+    use crate::figure::{Figure, Unit};
+    use crate::samples::Tally;
+
+    let tally = |millis: u64| {
+        let mut tally = Tally::default();
+        (0..10).for_each(|step| tally.note(Ok(Duration::from_millis(millis + step))));
+        tally
+    };
+    let mut failing = tally(40);
+    let refused = crate::target::Failure::refused("capacity", "no room | now");
+    failing.note(Err((refused, Duration::ZERO)));
+    failing.starts.insert("warm".into(), 3);
+    let figures = vec![
+        Figure::times("create alone", Some(1), "belljar", &tally(20)),
+        Figure::times("create alone", Some(1), "runc", &tally(10)),
+        Figure::times("create alone", Some(10), "belljar", &failing),
+        Figure::unsupported("create alone", Some(10), "runc"),
+        Figure::value("memory for each", Some(10), "belljar", (2.5 * 1024.0 * 1024.0, Unit::Bytes)),
+        Figure::value("lives in a second", None, "runc", (12.34, Unit::PerSecond)),
+    ];
+    let outcome = Outcome {
+        name: "create".into(),
+        about: "Sandboxes <made>".into(),
+        scale: Some("at once"),
+        load_before: "0.1 0.2 0.3".into(),
+        load_after: "1 1 1".into(),
+        took_s: 12.0,
+        figures,
+    };
+    let facts = BTreeMap::from([("version".to_owned(), "1.2".to_owned())]);
+    Report {
+        targets: vec![Measured { name: "belljar", facts }],
+        left_out: vec![LeftOut { name: "e2b", why: "no E2B_API_KEY".into() }],
+        scenarios: vec![outcome],
+        ..Report::new(Machine::look())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_written_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        example().write(directory.path()).unwrap();
+        let text = std::fs::read(directory.path().join("report.json")).unwrap();
+        let read: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        assert_eq!(read["scenarios"][0]["figures"][0]["got"]["times"]["p50_ms"], 24.0);
+        assert_eq!(read["scenarios"][0]["figures"][3]["got"], "unsupported");
+        assert_eq!(read["scenarios"][0]["figures"][2]["failures"]["capacity"], 1);
+        for name in ["report.md", "create.svg"] {
+            assert!(directory.path().join(name).exists(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Percentiles of a number of measurements, and what became of the attempts.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::target::Failure;
+
+/// Measurements of one thing.
+#[derive(Clone, Debug, Default)]
+pub struct Samples {
+    taken: Vec<Duration>,
+}
+
+/// What is told of them, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// How many there are.
+    pub count: usize,
+    /// Half of them took no longer.
+    pub p50_ms: f64,
+    /// All but a twentieth took no longer.
+    pub p95_ms: f64,
+    /// All but a hundredth took no longer.
+    pub p99_ms: f64,
+    /// The slowest.
+    pub max_ms: f64,
+}
+
+/// Attempts at one thing: how long those took that succeeded, and why the others did not.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Those that succeeded.
+    pub times: Samples,
+    /// Those that were refused: how long it took to be told.
+    pub refusals: Samples,
+    /// Everything that did not succeed, refusals included, by its code.
+    pub failures: BTreeMap<String, u64>,
+    /// Starts out of a pool of ready ones, and starts that were made on demand, where the target says which.
+    pub starts: BTreeMap<String, u64>,
+    /// What was said at the first failure of each code.
+    pub said: BTreeMap<String, String>,
+}
+
+impl Samples {
+    /// Adds one.
+    pub fn add(&mut self, sample: Duration) {
+        self.taken.push(sample);
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.taken.len()
+    }
+
+    /// The percentiles; none of nothing.
+    pub fn summary(&self) -> Option<Summary> {
+        let mut sorted = self.taken.clone();
+        sorted.sort_unstable();
+        let max = sorted.last()?;
+        Some(Summary {
+            count: sorted.len(),
+            p50_ms: percentile(&sorted, 50)?,
+            p95_ms: percentile(&sorted, 95)?,
+            p99_ms: percentile(&sorted, 99)?,
+            max_ms: millis(*max),
+        })
+    }
+}
+
+impl Tally {
+    /// Counts one attempt.
+    pub fn note(&mut self, attempt: Result<Duration, (Failure, Duration)>) {
+        match attempt {
+            Ok(took) => self.times.add(took),
+            Err((failure, took)) => {
+                if failure.refused {
+                    self.refusals.add(took);
+                }
+                *self.failures.entry(failure.code.clone()).or_default() += 1;
+                self.said.entry(failure.code).or_insert(failure.message);
+            }
+        }
+    }
+
+    /// Counts how a sandbox was started, where that is said.
+    pub fn started(&mut self, start: Option<String>) {
+        if let Some(start) = start {
+            *self.starts.entry(start).or_default() += 1;
+        }
+    }
+
+    /// Adds what another has counted.
+    pub fn merge(&mut self, other: Self) {
+        self.times.taken.extend(other.times.taken);
+        self.refusals.taken.extend(other.refusals.taken);
+        for (code, count) in other.failures {
+            *self.failures.entry(code).or_default() += count;
+        }
+        for (start, count) in other.starts {
+            *self.starts.entry(start).or_default() += count;
+        }
+        for (code, message) in other.said {
+            self.said.entry(code).or_insert(message);
+        }
+    }
+}
+
+/// In milliseconds, as all times are told.
+pub fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// The smallest measurement that this share of all does not exceed: always one that was taken.
+fn percentile(sorted: &[Duration], percent: usize) -> Option<f64> {
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied().map(millis)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(millis: impl IntoIterator<Item = u64>) -> Samples {
+        let mut samples = Samples::default();
+        millis.into_iter().for_each(|one| samples.add(Duration::from_millis(one)));
+        samples
+    }
+
+    #[test]
+    fn percentiles_are_measurements_that_were_taken() {
+        let summary = of((1..=20).rev()).summary().unwrap();
+        assert_eq!((summary.p50_ms, summary.p95_ms, summary.p99_ms), (10.0, 19.0, 20.0));
+        assert_eq!((summary.count, summary.max_ms), (20, 20.0));
+        let hundred = of(1..=100).summary().unwrap();
+        assert_eq!((hundred.p50_ms, hundred.p95_ms, hundred.p99_ms), (50.0, 95.0, 99.0));
+    }
+
+    #[test]
+    fn one_measurement_is_all_percentiles_and_none_is_none() {
+        let summary = of([7]).summary().unwrap();
+        assert_eq!((summary.p50_ms, summary.p95_ms, summary.p99_ms), (7.0, 7.0, 7.0));
+        assert_eq!(Samples::default().summary(), None);
+    }
+
+    #[test]
+    fn a_failure_is_counted_by_its_code_and_only_a_refusal_is_timed() {
+        let mut tally = Tally::default();
+        tally.note(Ok(Duration::from_millis(3)));
+        tally.note(Err((Failure::refused("capacity", "full"), Duration::from_millis(1))));
+        tally.note(Err((Failure::new("exit_1", "no"), Duration::from_millis(9))));
+        [Some("warm".to_owned()), None].into_iter().for_each(|start| tally.started(start));
+        let mut twice = tally.clone();
+        twice.merge(tally);
+        assert_eq!(twice.times.len(), 2);
+        assert_eq!(twice.starts, BTreeMap::from([("warm".into(), 2)]));
+        assert_eq!(twice.refusals.len(), 2);
+        assert_eq!(twice.failures, BTreeMap::from([("capacity".into(), 2), ("exit_1".into(), 2)]));
+    }
+}

@@ -1,0 +1,185 @@
+//! Docker, by its command line: `docker run --detach` and `docker exec`; `docker run --rm` for a whole life.
+//!
+//! Its images are made of the same root file systems, by `docker import`, once for each state of a template: no registry is asked.
+//! Containers have no network, as sandboxes have none.
+
+use std::collections::BTreeMap;
+use std::process::Stdio;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::process::Command;
+
+use super::{
+    Code, Execs, Failure, Files, Image, Lives, MEMORY_BYTES, MEMORY_BYTES_DATA, Made, NOTHING, PIDS, Place,
+    Target,
+};
+use crate::process;
+use crate::rootfs::Root;
+
+/// A gigabyte is packed and unpacked again.
+const IMPORTED_WITHIN: Duration = Duration::from_secs(600);
+/// An engine that is there answers at once.
+const SOON: Duration = Duration::from_secs(10);
+/// In this time an engine has done what it had begun.
+const LATER: Duration = Duration::from_secs(1);
+/// What an image does if nobody says what, as some libraries expect it: it waits, and ends when it is asked to. As process 1, what does
+/// not say so is killed ten seconds later.
+const IDLE: &str = "CMD [\"sh\", \"-c\", \"trap exit TERM; sleep infinity & wait\"]";
+/// Where files are put.
+const FILES: &str = "/var/tmp";
+
+/// An engine.
+pub struct Docker {
+    images: [String; 2],
+    label: String,
+    facts: BTreeMap<String, String>,
+    deadline: Duration,
+}
+
+impl Docker {
+    /// Sees that an engine answers, and gives it the images.
+    pub async fn open(place: &Place<'_>) -> Result<Self, Failure> {
+        let mut version = docker(&["version", "--format", "{{.Server.Version}}"]);
+        let version = process::print(&mut version, SOON).await?;
+        let rootfs = place.rootfs()?;
+        let plain = import(rootfs.of(Image::Plain)).await?;
+        let data = import(rootfs.of(Image::Data)).await?;
+        let facts = BTreeMap::from([("version".into(), version)]);
+        let label = format!("belljar-bench={}", place.run);
+        Ok(Self { images: [plain, data], label, facts, deadline: place.deadline })
+    }
+
+    fn run_command(&self, image: Image) -> (Command, &str) {
+        let [plain, data] = &self.images;
+        let (name, memory_bytes) = match image {
+            Image::Plain => (plain, MEMORY_BYTES),
+            Image::Data => (data, MEMORY_BYTES_DATA),
+        };
+        let mut command = docker(&["run", "--network", "none", "--cpus", "1", "--label", &self.label]);
+        command.args(["--memory", &memory_bytes.to_string(), "--pids-limit", &PIDS.to_string()]);
+        (command, name)
+    }
+}
+
+/// Makes an image of a root file system, unless the engine has it.
+pub async fn import(root: &Root) -> Result<String, Failure> {
+    let name = format!("belljar-bench:{}", root.key());
+    let known = process::run(&mut docker(&["image", "inspect", &name]), SOON).await;
+    if known.is_ok() {
+        return Ok(name);
+    }
+    let mut arguments: Vec<String> = ["import", "--change", IDLE].map(str::to_owned).into();
+    for (variable, value) in &root.env {
+        arguments.extend(["--change".into(), format!("ENV {variable}=\"{value}\"")]);
+    }
+    arguments.extend(["-".into(), name.clone()]);
+    let mut pack = process::command("sh");
+    pack.args(["-c", "tar -C \"$0\" -c . | docker \"$@\""]).arg(&root.directory).args(arguments);
+    process::run(&mut pack, IMPORTED_WITHIN).await?;
+    Ok(name)
+}
+
+fn docker(arguments: &[&str]) -> Command {
+    let mut command = process::command("docker");
+    command.args(arguments);
+    command
+}
+
+#[async_trait]
+impl Target for Docker {
+    fn name(&self) -> &'static str {
+        "docker"
+    }
+
+    fn facts(&self) -> BTreeMap<String, String> {
+        self.facts.clone()
+    }
+
+    async fn create(&self, image: Image) -> Result<Made, Failure> {
+        let (mut command, name) = self.run_command(image);
+        command.args(["--detach", name, "sleep", "infinity"]);
+        let handle = process::print(&mut command, self.deadline).await?;
+        Ok(Made { handle, start: None })
+    }
+
+    async fn stop(&self, handle: &str) -> Result<(), Failure> {
+        process::run(&mut docker(&["rm", "--force", handle]), self.deadline).await
+    }
+
+    async fn close(&self) {
+        let filter = format!("label={}", self.label);
+        // What the engine was asked for when the one who asked was ended may come later.
+        for _ in 0..2 {
+            let mut list = docker(&["ps", "--all", "--quiet", "--filter", &filter]);
+            let listed = process::print(&mut list, SOON).await.unwrap_or_default();
+            for handle in listed.lines() {
+                let _ = self.stop(handle).await;
+            }
+            tokio::time::sleep(LATER).await;
+        }
+    }
+
+    fn execs(&self) -> Option<&dyn Execs> {
+        Some(self)
+    }
+
+    fn code(&self) -> Option<&dyn Code> {
+        Some(self)
+    }
+
+    fn files(&self) -> Option<&dyn Files> {
+        Some(self)
+    }
+
+    fn lives(&self) -> Option<&dyn Lives> {
+        Some(self)
+    }
+
+    fn charged_bytes(&self, handles: &[String]) -> Option<u64> {
+        let charged = |handle: &String| {
+            let places = [format!("docker/{handle}"), format!("system.slice/docker-{handle}.scope")];
+            places.iter().find_map(|place| crate::machine::charged_bytes(place))
+        };
+        handles.iter().map(charged).sum()
+    }
+}
+
+#[async_trait]
+impl Execs for Docker {
+    async fn exec(&self, handle: &str) -> Result<(), Failure> {
+        process::run(&mut docker(&["exec", handle, NOTHING]), self.deadline).await
+    }
+}
+
+#[async_trait]
+impl Code for Docker {
+    async fn run(&self, handle: &str, source: &str) -> Result<(), Failure> {
+        process::run(&mut docker(&["exec", handle, "python3", "-c", source]), self.deadline).await
+    }
+}
+
+#[async_trait]
+impl Files for Docker {
+    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), Failure> {
+        let to_file = format!("cat > {FILES}/{name}");
+        let mut command = docker(&["exec", "--interactive", handle, "sh", "-c", &to_file]);
+        process::output(&mut command, self.deadline, Some(&bytes)).await.map(drop)
+    }
+
+    async fn download(&self, handle: &str, name: &str) -> Result<u64, Failure> {
+        let mut command = docker(&["exec", handle, "cat", &format!("{FILES}/{name}")]);
+        let bytes = process::output(command.stdout(Stdio::piped()), self.deadline, None).await?;
+        Ok(bytes.len() as u64)
+    }
+}
+
+#[async_trait]
+impl Lives for Docker {
+    async fn live(&self) -> Result<(), Failure> {
+        let (mut command, name) = self.run_command(Image::Plain);
+        command.args(["--rm", name, NOTHING]);
+        process::run(&mut command, self.deadline).await
+    }
+}

@@ -1,0 +1,89 @@
+//! Where drivers run, and what is installed for them from PyPI, once, below [`KEPT`].
+//!
+//! `jupyter` runs inside a container of bare runc, on the root file system of the data stack, with its kernels: the same Python and the
+//! same packages as the sandboxes it is compared with, but no wall between kernels. `llm-sandbox` runs on this machine, in an environment
+//! of its own, and asks the Docker engine.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::Driver;
+use crate::process;
+use crate::rootfs::{KEPT, cannot};
+use crate::target::runc::{Bundles, Shape, bind};
+use crate::target::{Failure, Image, MEMORY_BYTES, MEMORY_BYTES_DATA, PIDS, Place, docker};
+
+const JUPYTER: &str = include_str!("../../../drivers/jupyter.py");
+const LLM_SANDBOX: &str = include_str!("../../../drivers/llm_sandbox.py");
+/// What a kernel needs that the data stack does not have.
+const JUPYTER_PACKAGES: [&str; 2] = ["ipykernel", "jupyter_client"];
+const LLM_SANDBOX_PACKAGES: [&str; 1] = ["llm-sandbox[docker]"];
+/// The Python of the data stack, for which packages are chosen.
+const PYTHON: &str = "3.13";
+/// Some dozen packages over a slow line.
+const INSTALLED_WITHIN: Duration = Duration::from_secs(300);
+/// Where a container finds its driver.
+const INSIDE: &str = "/opt/bench";
+
+/// Kernels of Jupyter's, in one container.
+pub async fn jupyter(place: &Place<'_>) -> Result<Driver, Failure> {
+    let bundles = Bundles::new(place).await?;
+    let packages = Path::new(KEPT).join("jupyter");
+    if !packages.join("jupyter_client").exists() {
+        let mut pip = process::command("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--upgrade", "--only-binary", ":all:"]);
+        pip.args(["--python-version", PYTHON, "--target"]).arg(&packages).args(JUPYTER_PACKAGES);
+        process::run(&mut pip, INSTALLED_WITHIN).await?;
+    }
+    let home = place.scratch.join("jupyter");
+    written(&home, JUPYTER)?;
+    let name = format!("bench-jupyter-{}", place.run);
+    let shape = Shape {
+        image: Image::Data,
+        argv: &["python3", "/opt/bench/driver.py"],
+        mounts: vec![bind(&home, INSIDE, false), bind(&packages, "/opt/jupyter", false)],
+        limited: false,
+    };
+    let bundle = bundles.make(&name, &shape)?;
+    let mut run = bundles.runc();
+    run.args(["run", "--bundle"]).arg(bundle).arg(&name);
+    let mut delete = bundles.runc();
+    delete.args(["delete", "--force", &name]);
+    Driver::start("jupyter", run, Some(delete), place.deadline).await
+}
+
+/// Sessions of llm-sandbox, on Docker.
+pub async fn llm_sandbox(place: &Place<'_>) -> Result<Driver, Failure> {
+    let rootfs = place.rootfs()?;
+    let plain = docker::import(rootfs.of(Image::Plain)).await?;
+    let data = docker::import(rootfs.of(Image::Data)).await?;
+    let python = environment("llm-sandbox", &LLM_SANDBOX_PACKAGES).await?;
+    let home = place.scratch.join("llm-sandbox");
+    let driver = written(&home, LLM_SANDBOX)?;
+    let mut command = process::command(python);
+    command.arg(driver).args([&plain, &data]).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.args([MEMORY_BYTES, MEMORY_BYTES_DATA, PIDS].map(|limit| limit.to_string()));
+    command.arg(format!("belljar-bench={}", place.run));
+    Driver::start("llm-sandbox", command, None, place.deadline).await
+}
+
+/// The Python of a virtual environment with these packages, which is made once.
+async fn environment(name: &str, packages: &[&str]) -> Result<PathBuf, Failure> {
+    let home = Path::new(KEPT).join(format!("venv-{name}"));
+    let (python, done) = (home.join("bin/python"), home.join("installed"));
+    if !done.exists() {
+        process::run(process::command("python3").args(["-m", "venv"]).arg(&home), INSTALLED_WITHIN).await?;
+        let mut pip = process::command(&python);
+        pip.args(["-m", "pip", "install", "--quiet"]).args(packages);
+        process::run(&mut pip, INSTALLED_WITHIN).await?;
+        std::fs::write(&done, packages.join("\n")).map_err(|error| cannot("write", &done, &error))?;
+    }
+    Ok(python)
+}
+
+fn written(home: &Path, text: &str) -> Result<PathBuf, Failure> {
+    let path = home.join("driver.py");
+    std::fs::create_dir_all(home).map_err(|error| cannot("make", home, &error))?;
+    std::fs::write(&path, text).map_err(|error| cannot("write", &path, &error))?;
+    Ok(path)
+}

@@ -1,0 +1,272 @@
+//! Bare runc: what containers cost when nothing is around them.
+//!
+//! Each container has a bundle of its own, made of what `runc spec` writes, with the limits that all targets have, the shared root file
+//! system read-only, and a directory of its own on disk at `/workspace`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use super::{
+    Code, Execs, Failure, Files, Image, Lives, MEMORY_BYTES, MEMORY_BYTES_DATA, Made, NOTHING, PIDS, Place,
+    Target,
+};
+use crate::rootfs::{Root, cannot};
+use crate::{process, random};
+
+/// What a container does that is there to be used.
+const IDLE: [&str; 2] = ["sleep", "infinity"];
+/// Where files are put.
+const FILES: &str = "/workspace";
+/// Asking for a version takes milliseconds.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Bare runc.
+pub struct Runc {
+    bundles: Bundles,
+    version: String,
+    live: Mutex<Vec<String>>,
+    deadline: Duration,
+}
+
+/// What a container is to be.
+pub struct Shape<'a> {
+    /// What it is made from.
+    pub image: Image,
+    /// What it runs.
+    pub argv: &'a [&'a str],
+    /// What it has mounted besides the usual.
+    pub mounts: Vec<Value>,
+    /// Whether it has the limits of one sandbox. One that stands for many has none.
+    pub limited: bool,
+}
+
+/// Where bundles are made.
+#[derive(Clone)]
+pub struct Bundles {
+    home: PathBuf,
+    spec: Value,
+    roots: [(PathBuf, Vec<String>); 2],
+}
+
+impl Runc {
+    /// Sees that runc is there.
+    pub async fn open(place: &Place<'_>) -> Result<Self, Failure> {
+        let version = process::print(process::command("runc").arg("--version"), SOON).await?;
+        let version = version.lines().next().unwrap_or_default().to_owned();
+        let bundles = Bundles::new(place).await?;
+        let runc = Self { bundles, version, live: Mutex::default(), deadline: place.deadline };
+        runc.live().await?;
+        Ok(runc)
+    }
+
+    fn forget(&self, name: &str) {
+        self.bundles.remove(name);
+        if let Ok(mut live) = self.live.lock() {
+            live.retain(|one| one != name);
+        }
+    }
+
+    fn exec_command(&self, handle: &str, argv: &[&str]) -> Command {
+        let mut command = self.bundles.runc();
+        command.arg("exec").arg(handle).args(argv);
+        command
+    }
+}
+
+impl Bundles {
+    /// Bundles below the scratch directory of a run.
+    pub async fn new(place: &Place<'_>) -> Result<Self, Failure> {
+        let rootfs = place.rootfs()?;
+        let home = place.scratch.join("runc");
+        std::fs::create_dir_all(&home).map_err(|error| cannot("make", &home, &error))?;
+        let config = home.join("config.json");
+        if !config.exists() {
+            process::run(process::command("runc").arg("spec").current_dir(&home), SOON).await?;
+        }
+        let text = std::fs::read(&config).map_err(|error| cannot("read", &config, &error))?;
+        let spec =
+            serde_json::from_slice(&text).map_err(|error| Failure::new("runc_spec", error.to_string()))?;
+        let root = |root: &Root| {
+            let env = root.env.iter().map(|(name, value)| format!("{name}={value}"));
+            (root.directory.clone(), env.collect())
+        };
+        let roots = [root(rootfs.of(Image::Plain)), root(rootfs.of(Image::Data))];
+        Ok(Self { home, spec, roots })
+    }
+
+    /// runc, with its state where it goes with the run.
+    pub fn runc(&self) -> Command {
+        let mut command = process::command("runc");
+        command.arg("--root").arg(self.home.join("state"));
+        command
+    }
+
+    /// Makes a bundle for a container of this name.
+    pub fn make(&self, name: &str, shape: &Shape<'_>) -> Result<PathBuf, Failure> {
+        let bundle = self.home.join(name);
+        let workspace = bundle.join("workspace");
+        std::fs::create_dir_all(&workspace).map_err(|error| cannot("make", &workspace, &error))?;
+        let [plain, data] = &self.roots;
+        let ((root, env), memory_bytes) = match shape.image {
+            Image::Plain => (plain, MEMORY_BYTES),
+            Image::Data => (data, MEMORY_BYTES_DATA),
+        };
+        let mut spec = self.spec.clone();
+        let mut set = |pointer: &str, value: Value| {
+            if let Some(place) = spec.pointer_mut(pointer) {
+                *place = value;
+            }
+        };
+        set("/process/terminal", json!(false));
+        set("/process/args", json!(shape.argv));
+        set("/root", json!({ "path": root, "readonly": true }));
+        if let Some(Value::Array(known)) = spec.pointer_mut("/process/env") {
+            known.extend(env.iter().chain(&["HOME=/workspace".to_owned()]).map(|pair| json!(pair)));
+        }
+        if let Some(Value::Array(known)) = spec.pointer_mut("/mounts") {
+            known.push(bind(&workspace, "/workspace", true));
+            known.push(json!({ "destination": "/tmp", "type": "tmpfs", "source": "tmpfs" }));
+            known.extend(shape.mounts.iter().cloned());
+        }
+        if let Some(Value::Object(resources)) = spec.pointer_mut("/linux/resources")
+            && shape.limited
+        {
+            resources.insert("memory".into(), json!({ "limit": memory_bytes }));
+            resources.insert("pids".into(), json!({ "limit": PIDS }));
+            resources.insert("cpu".into(), json!({ "quota": 100_000, "period": 100_000 }));
+        }
+        if let Some(Value::Object(linux)) = spec.pointer_mut("/linux") {
+            // Where it can be found and weighed, whatever group this program is in.
+            linux.insert("cgroupsPath".into(), json!(format!("/{name}")));
+        }
+        let config = bundle.join("config.json");
+        std::fs::write(&config, spec.to_string()).map_err(|error| cannot("write", &config, &error))?;
+        Ok(bundle)
+    }
+
+    /// Removes what was made for a container of this name.
+    pub fn remove(&self, name: &str) {
+        let _ = std::fs::remove_dir_all(self.home.join(name));
+    }
+}
+
+fn sandbox<'a>(image: Image, argv: &'a [&'a str]) -> Shape<'a> {
+    Shape { image, argv, mounts: Vec::new(), limited: true }
+}
+
+/// A directory of this machine, shown in a container.
+pub fn bind(from: &Path, to: &str, writable: bool) -> Value {
+    let options = if writable { json!(["rbind", "rw"]) } else { json!(["rbind", "ro"]) };
+    json!({ "destination": to, "type": "bind", "source": from, "options": options })
+}
+
+#[async_trait]
+impl Target for Runc {
+    fn name(&self) -> &'static str {
+        "runc"
+    }
+
+    fn facts(&self) -> BTreeMap<String, String> {
+        BTreeMap::from([("version".into(), self.version.clone())])
+    }
+
+    async fn create(&self, image: Image) -> Result<Made, Failure> {
+        let handle = format!("bench-{}", random::name()?);
+        let bundle = self.bundles.make(&handle, &sandbox(image, &IDLE))?;
+        if let Ok(mut live) = self.live.lock() {
+            live.push(handle.clone());
+        }
+        let mut run = self.bundles.runc();
+        // The container inherits its streams and goes on: nobody may wait for their end.
+        run.args(["run", "--detach", "--bundle"]).arg(bundle).arg(&handle).stderr(Stdio::null());
+        process::run(&mut run, self.deadline).await?;
+        Ok(Made { handle, start: None })
+    }
+
+    async fn stop(&self, handle: &str) -> Result<(), Failure> {
+        let mut delete = self.bundles.runc();
+        delete.args(["delete", "--force"]).arg(handle);
+        let deleted = process::run(&mut delete, self.deadline).await;
+        self.forget(handle);
+        deleted
+    }
+
+    async fn close(&self) {
+        let left = self.live.lock().map(|live| live.clone()).unwrap_or_default();
+        for handle in left {
+            let _ = self.stop(&handle).await;
+        }
+    }
+
+    fn execs(&self) -> Option<&dyn Execs> {
+        Some(self)
+    }
+
+    fn code(&self) -> Option<&dyn Code> {
+        Some(self)
+    }
+
+    fn files(&self) -> Option<&dyn Files> {
+        Some(self)
+    }
+
+    fn lives(&self) -> Option<&dyn Lives> {
+        Some(self)
+    }
+
+    fn charged_bytes(&self, handles: &[String]) -> Option<u64> {
+        handles.iter().map(|handle| crate::machine::charged_bytes(handle)).sum()
+    }
+}
+
+#[async_trait]
+impl Execs for Runc {
+    async fn exec(&self, handle: &str) -> Result<(), Failure> {
+        process::run(&mut self.exec_command(handle, &[NOTHING]), self.deadline).await
+    }
+}
+
+#[async_trait]
+impl Code for Runc {
+    async fn run(&self, handle: &str, source: &str) -> Result<(), Failure> {
+        process::run(&mut self.exec_command(handle, &["python3", "-c", source]), self.deadline).await
+    }
+}
+
+#[async_trait]
+impl Files for Runc {
+    async fn upload(&self, handle: &str, name: &str, bytes: Bytes) -> Result<(), Failure> {
+        let mut command = self.exec_command(handle, &["sh", "-c", &format!("cat > {FILES}/{name}")]);
+        process::output(&mut command, self.deadline, Some(&bytes)).await.map(drop)
+    }
+
+    async fn download(&self, handle: &str, name: &str) -> Result<u64, Failure> {
+        let mut command = self.exec_command(handle, &["cat", &format!("{FILES}/{name}")]);
+        let bytes = process::output(command.stdout(Stdio::piped()), self.deadline, None).await?;
+        Ok(bytes.len() as u64)
+    }
+}
+
+#[async_trait]
+impl Lives for Runc {
+    async fn live(&self) -> Result<(), Failure> {
+        let name = format!("bench-{}", random::name()?);
+        let bundle = self.bundles.make(&name, &sandbox(Image::Plain, &[NOTHING]))?;
+        if let Ok(mut live) = self.live.lock() {
+            live.push(name.clone());
+        }
+        let mut run = self.bundles.runc();
+        run.args(["run", "--bundle"]).arg(bundle).arg(&name);
+        let ran = process::run(&mut run, self.deadline).await;
+        self.forget(&name);
+        ran
+    }
+}

@@ -1,0 +1,417 @@
+//! Whose turn it is to start a sandbox, or a command in one: few at once, projects in turns, and nobody waits behind a queue that does
+//! not shrink.
+//!
+//! A burst waits: whoever comes within [`Kind::burst`] after the queue began is taken in, unless it is so long that nobody would wait for
+//! its end; and what was used of that time has to pass without a queue before it can be used again. A queue that stands longer is too much work, and then only those are taken in whose turn comes soon; the others are told at
+//! once to come again. Since projects take turns, a
+//! project that asks for little waits behind one start of each of the others, however much they ask for.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::exec::ExecSpec;
+use api::trace::STEP;
+use api::{ErrorCode, ExecId};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tracing::{Instrument as _, info_span};
+
+use crate::entry::Call;
+use crate::error::Error;
+use crate::live::Node;
+
+/// Of sandboxes, two for each core: one computes while the other waits for a disk or a device. More would not be faster, only later
+/// all together.
+pub(crate) const STARTS: Kind = Kind {
+    for_each_core: 2,
+    least: 4,
+    burst: Duration::from_millis(1500),
+    longest: Duration::from_secs(3),
+    soon: Duration::from_millis(150),
+    unknown: Duration::from_millis(50),
+};
+/// Of commands, more: most of the time of a launch is the kernel's, inside, and of the rest half is waiting for an answer.
+pub(crate) const LAUNCHES: Kind = Kind {
+    for_each_core: 4,
+    least: 8,
+    burst: Duration::from_millis(500),
+    longest: Duration::from_secs(1),
+    soon: Duration::from_millis(50),
+    unknown: Duration::from_millis(5),
+};
+/// How long a launch waits for its turn at most, whatever was thought when it began to.
+const LAUNCH_WITHIN: Duration = Duration::from_secs(10);
+/// Nobody waits behind more than these, whatever they are.
+const WAITING_MAX: usize = 1024;
+/// The newest start counts for one part in so many.
+const PARTS: u32 = 8;
+
+/// Turns to do what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
+    for_each_core: usize,
+    /// At once, on the smallest machine.
+    least: usize,
+    /// How long a queue may stand before it counts as too much work.
+    burst: Duration,
+    /// How long whoever comes before that may have to wait.
+    longest: Duration,
+    /// How long whoever comes after it may.
+    soon: Duration,
+    /// What one takes until one was timed.
+    unknown: Duration,
+}
+
+/// The turns of one machine.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    kind: Kind,
+    most: usize,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    running: usize,
+    waiting: usize,
+    /// The projects that wait, the next one first, each with those who wait.
+    projects: VecDeque<(String, VecDeque<oneshot::Sender<Turn>>)>,
+    /// Since when somebody waits, or nobody does.
+    since: Instant,
+    /// How long from then on somebody may wait before it is too much work: what was used of a burst is earned again while nobody waits.
+    credit: Duration,
+    /// What a start takes.
+    each: Duration,
+}
+
+/// A turn, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    /// None if it never began.
+    turns: Option<Arc<Turns>>,
+    begun: Instant,
+}
+
+impl Turns {
+    /// As many at once as this machine has use for.
+    pub fn new(kind: Kind) -> Arc<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Arc::new(Self::of(kind, (kind.for_each_core * cores).max(kind.least)))
+    }
+
+    fn of(kind: Kind, most: usize) -> Self {
+        let (projects, since, credit, each) = (VecDeque::new(), Instant::now(), kind.burst, kind.unknown);
+        let queue = Queue { running: 0, waiting: 0, projects, since, credit, each };
+        Self { kind, most, queue: Mutex::new(queue) }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a project that asked then may wait for one more turn.
+    ///
+    /// # Errors
+    /// How many wait, where it may not.
+    pub fn may_wait(&self, project: &str, asked: Instant) -> Result<(), usize> {
+        let queue = self.queue();
+        let own = queue.projects.iter().find(|(name, _)| name == project);
+        let own = own.map_or(0, |(_, waiting)| waiting.len());
+        let projects = queue.projects.len().max(1);
+        // Each project starts one in turn.
+        let before =
+            u32::try_from((own + 1).saturating_mul(projects).min(queue.waiting + 1)).unwrap_or(u32::MAX);
+        let wait = queue.each.saturating_mul(before) / u32::try_from(self.most).unwrap_or(1).max(1);
+        let burst = queue.waiting == 0 || asked.saturating_duration_since(queue.since) < queue.credit;
+        let longest = if burst { self.kind.longest } else { self.kind.soon };
+        if queue.waiting < WAITING_MAX && wait <= longest { Ok(()) } else { Err(queue.waiting) }
+    }
+
+    /// A turn that nobody waits for.
+    fn free(self: &Arc<Self>, queue: &mut Queue) -> Option<Turn> {
+        let is_free = queue.running < self.most && queue.waiting == 0;
+        is_free.then(|| {
+            queue.running += 1;
+            self.begin()
+        })
+    }
+
+    /// Waits for a turn of this project.
+    pub async fn turn(self: &Arc<Self>, project: &str) -> Turn {
+        let waiting = {
+            let mut queue = self.queue();
+            if let Some(turn) = self.free(&mut queue) {
+                return turn;
+            }
+            let (sender, waiting) = oneshot::channel();
+            queue.push(project, sender, self.kind.burst);
+            waiting
+        };
+        match waiting.await {
+            Ok(turn) => turn,
+            // Turns are only ever passed on; nobody drops one of those who wait.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Whether so many start that nothing should be started which nobody waits for.
+    pub fn are_scarce(&self) -> bool {
+        let queue = self.queue();
+        queue.waiting > 0 || queue.running > self.most / 2
+    }
+
+    fn begin(self: &Arc<Self>) -> Turn {
+        Turn { turns: Some(Arc::clone(self)), begun: Instant::now() }
+    }
+
+    /// Gives free turns to those who wait, projects one after the other.
+    fn pass_on(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
+        while queue.running < self.most
+            && let Some(next) = queue.pop()
+        {
+            // Whoever waited may be gone, and then this turn never began. One who goes later drops it, wherever it is.
+            match next.send(self.begin()) {
+                Ok(()) => queue.running += 1,
+                Err(turn) => turn.forget(),
+            }
+        }
+    }
+}
+
+impl Queue {
+    fn push(&mut self, project: &str, sender: oneshot::Sender<Turn>, burst: Duration) {
+        if self.waiting == 0 {
+            self.credit = (self.credit + self.since.elapsed()).min(burst);
+            self.since = Instant::now();
+        }
+        self.waiting += 1;
+        match self.projects.iter_mut().find(|(name, _)| name == project) {
+            Some((_, waiting)) => waiting.push_back(sender),
+            None => self.projects.push_back((project.to_owned(), VecDeque::from([sender]))),
+        }
+    }
+
+    fn pop(&mut self) -> Option<oneshot::Sender<Turn>> {
+        let (project, mut waiting) = self.projects.pop_front()?;
+        let next = waiting.pop_front();
+        if !waiting.is_empty() {
+            self.projects.push_back((project, waiting));
+        }
+        self.waiting = self.waiting.saturating_sub(1);
+        if self.waiting == 0 {
+            self.credit = self.credit.saturating_sub(self.since.elapsed());
+            self.since = Instant::now();
+        }
+        next
+    }
+}
+
+impl Turn {
+    fn forget(mut self) {
+        self.turns = None;
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let Some(turns) = self.turns.take() else { return };
+        let mut queue = turns.queue();
+        queue.running = queue.running.saturating_sub(1);
+        queue.each = (queue.each * (PARTS - 1) + self.begun.elapsed()) / PARTS;
+        turns.pass_on(queue);
+    }
+}
+
+impl Node {
+    /// Waits for a turn to launch a command. Code has none: its launch may wait for an interpreter, and others would wait for that.
+    ///
+    /// # Errors
+    /// `capacity`, unless it was launched before.
+    pub(crate) async fn turn_to_launch(
+        &self,
+        call: &Call,
+        id: &ExecId,
+        spec: &ExecSpec,
+    ) -> Result<Option<Turn>, Error> {
+        let launches = &self.shared.launches;
+        if spec.code.is_some() {
+            return Ok(None);
+        }
+        if let Some(turn) = launches.free(&mut launches.queue()) {
+            return Ok(Some(turn));
+        }
+        let project = call.entry().shown().project;
+        if let Err(waiting) = launches.may_wait(&project, Instant::now()) {
+            // Of one that ran, nobody may be told that it did not. That nothing of it was taken changes nothing, and the guest says
+            // whether there is such a one without telling all there are.
+            match call.reader(id.clone()).take(0, 0).await {
+                Ok(()) => return Ok(None),
+                Err(error) if error.to_api().code == ErrorCode::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            let why = format!("{waiting} wait for theirs");
+            return Err(runtime::Error::Capacity { what: "a turn to start one more command", why }.into());
+        }
+        let turn = launches.turn(&project).instrument(info_span!(target: STEP, "turn"));
+        let turn = tokio::time::timeout(LAUNCH_WITHIN, turn).await;
+        turn.map(Some).map_err(|_| Error::Deadline { what: "a turn to start", after: LAUNCH_WITHIN })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn projects_take_turns_however_much_one_of_them_asks_for() {
+        let turns = Arc::new(Turns::of(STARTS, 1));
+        let held = turns.turn("busy").await;
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut tasks = Vec::new();
+        for project in ["busy", "busy", "busy", "modest", "busy", "other"] {
+            let (turns, order) = (Arc::clone(&turns), Arc::clone(&order));
+            tasks.push(tokio::spawn(async move {
+                let _turn = turns.turn(project).await;
+                order.lock().unwrap().push(project);
+            }));
+            tokio::task::yield_now().await;
+        }
+        drop(held);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(*order.lock().unwrap(), ["busy", "modest", "other", "busy", "busy", "busy"]);
+        assert_eq!(turns.queue().running, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_waits_and_a_queue_that_stands_is_not_made_longer() {
+        let turns = Arc::new(Turns::of(STARTS, 4));
+        let held = [(); 4].map(|()| turns.free(&mut turns.queue()).unwrap());
+        let waiting: Vec<_> = (0..200)
+            .map(|_| {
+                let turns = Arc::clone(&turns);
+                tokio::spawn(async move {
+                    assert_eq!(turns.may_wait("p", Instant::now()), Ok(()));
+                    drop(turns.turn("p").await);
+                })
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_millis(1400)).await;
+        assert_eq!(turns.may_wait("p", Instant::now()), Ok(()), "still a burst");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(turns.may_wait("p", Instant::now()), Err(200));
+        assert_eq!(turns.may_wait("q", Instant::now()), Ok(()), "who asks for little waits for little");
+        drop(held);
+        for task in waiting {
+            task.await.unwrap();
+        }
+        assert_eq!(turns.may_wait("p", Instant::now()), Ok(()), "and when it is empty, all is as before");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_of_a_burst_is_earned_again_while_nobody_waits() {
+        let turns = Arc::new(Turns::of(STARTS, 1));
+        for (calm, longest) in [(0, 1500), (100, 100), (700, 700), (9000, 1500)] {
+            tokio::time::sleep(Duration::from_millis(calm)).await;
+            let held = turns.turn("p").await;
+            let waiting: Vec<_> = (0..3)
+                .map(|_| {
+                    let turns = Arc::clone(&turns);
+                    tokio::spawn(async move { drop(turns.turn("p").await) })
+                })
+                .collect();
+            tokio::time::sleep(Duration::from_millis(longest - 1)).await;
+            assert_eq!(turns.may_wait("p", Instant::now()), Ok(()), "after {calm} ms");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            assert_eq!(turns.may_wait("p", Instant::now()), Err(3), "after {calm} ms");
+            drop(held);
+            for task in waiting {
+                task.await.unwrap();
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_that_nobody_would_wait_for_ends_before_its_time() {
+        let turns = Arc::new(Turns::of(STARTS, 1));
+        let _held = turns.turn("p").await;
+        let mut waiting = Vec::new();
+        while turns.may_wait("p", Instant::now()).is_ok() {
+            let turns = Arc::clone(&turns);
+            waiting.push(tokio::spawn(async move { drop(turns.turn("p").await) }));
+            tokio::task::yield_now().await;
+        }
+        let most = STARTS.longest.as_millis() / STARTS.unknown.as_millis();
+        assert_eq!(waiting.len() as u128, most);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_of_somebody_who_is_gone_is_the_next_ones() {
+        let turns = Arc::new(Turns::of(STARTS, 1));
+        let held = turns.turn("p").await;
+        let gone = {
+            let turns = Arc::clone(&turns);
+            tokio::spawn(async move { drop(turns.turn("p").await) })
+        };
+        tokio::task::yield_now().await;
+        gone.abort();
+        let _ = gone.await;
+        let next = {
+            let turns = Arc::clone(&turns);
+            tokio::spawn(async move { drop(turns.turn("q").await) })
+        };
+        tokio::task::yield_now().await;
+        drop(held);
+        tokio::time::timeout(Duration::from_secs(1), next).await.unwrap().unwrap();
+        assert_eq!(turns.queue().running, 0);
+        assert!(!turns.are_scarce());
+    }
+
+    #[tokio::test]
+    async fn a_command_is_refused_while_a_queue_stands_and_one_that_ran_never_is() {
+        let data = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(data.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
+        let machine = crate::Machine::open(data.path()).unwrap();
+        let template = crate::template::Template {
+            layers: vec!["a".repeat(64)],
+            ..crate::template::Template::of("base")
+        };
+        std::fs::create_dir_all(template.layer_directories(data.path()).first().unwrap()).unwrap();
+        crate::template::Store::new(data.path()).save(&template).unwrap();
+        let bounds = crate::admission::Bounds { disk_reserve_bytes: 0, pool_ready: 0, ..Default::default() };
+        let gate = crate::egress::Gate::new(
+            &crate::egress::packages(data.path()),
+            crate::egress::Upstreams::default(),
+            0,
+        );
+        let sim: Arc<dyn runtime::Runtime> = Arc::new(runtime::sim::Sim::new());
+        let node = Node::open(&machine, vec![sim], bounds, gate).await.unwrap();
+        let limits = api::limits::Limits {
+            disk_bytes: api::limits::Limits::MIN.disk_bytes,
+            ..api::limits::Limits::default()
+        };
+        let request = api::sandbox::CreateSandbox { limits: limits.into(), ..Default::default() };
+        let order = crate::Order { project: "p".into(), request, may_open: false };
+        let id = "a".parse().unwrap();
+        node.create(&id, &order, None).await.unwrap();
+        let call = node.call(&id).unwrap();
+        let spec = ExecSpec { argv: vec!["echo".into(), "hello".into()], ..ExecSpec::default() };
+        let (ran, fresh): (ExecId, ExecId) = ("e1".parse().unwrap(), "e2".parse().unwrap());
+        node.exec(&call, &ran, spec.clone()).await.unwrap();
+        let launches = &node.shared.launches;
+        let held: Vec<_> = std::iter::from_fn(|| launches.free(&mut launches.queue())).collect();
+        assert_eq!(held.len(), launches.most);
+        {
+            let mut queue = launches.queue();
+            queue.push("p", oneshot::channel().0, Duration::ZERO);
+            (queue.credit, queue.each) = (Duration::ZERO, Duration::from_secs(1));
+        }
+        let refused = node.exec(&call, &fresh, spec.clone()).await.unwrap_err().to_api();
+        assert_eq!((refused.code, refused.ran), (ErrorCode::Capacity, api::Ran::No), "{}", refused.message);
+        assert_eq!(node.exec(&call, &ran, spec.clone()).await.unwrap().id, ran);
+        drop(held);
+        assert_eq!(node.exec(&call, &fresh, spec).await.unwrap().id, fresh);
+    }
+}
