@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dataset;
 use crate::error::Error;
+use crate::exec::ExecSpec;
 use crate::id::SandboxId;
 use crate::limits::{self, Limits, WantedLimits};
 use crate::policy::Policy;
@@ -32,6 +33,9 @@ pub struct CreateSandbox {
     pub idle_ms: u64,
     /// Whatever its owner wants to find again. Names that begin with `belljar.` are ours.
     pub labels: BTreeMap<String, String>,
+    /// Variables of everything that runs in it, unless a command or its code sets them otherwise.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
     /// Files that are there before anything runs: where, and which dataset of the project. At most 64.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub datasets: BTreeMap<String, String>,
@@ -78,6 +82,9 @@ pub struct Sandbox {
     pub policy: Policy,
     /// How it is doing.
     pub state: SandboxState,
+    /// Whether it stands still, with what it has in memory: nothing in it runs, and its time to live does not either.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
     /// Whether it was ready before it was asked for.
     #[serde(default)]
     pub start: Start,
@@ -163,6 +170,9 @@ pub struct Lease {
 pub struct Usage {
     /// Memory charged to user code.
     pub memory_bytes: u64,
+    /// Memory charged to all of it, with what serves it.
+    #[serde(default)]
+    pub sandbox_memory_bytes: u64,
     /// The most memory ever charged to user code.
     pub memory_peak_bytes: u64,
     /// Processes and threads of user code.
@@ -210,6 +220,7 @@ impl Default for CreateSandbox {
             limits: WantedLimits::default(),
             idle_ms: limits::IDLE_MS,
             labels: BTreeMap::new(),
+            env: BTreeMap::new(),
             datasets: BTreeMap::new(),
             policy: None,
         }
@@ -236,6 +247,7 @@ impl Sandbox {
             labels: request.labels.clone(),
             policy: request.policy.clone().unwrap_or_default(),
             state: SandboxState::Starting,
+            paused: false,
             start: Start::Cold,
             reason: None,
             error: None,
@@ -253,6 +265,8 @@ impl CreateSandbox {
     pub fn check(&self) -> Result<(), Error> {
         check_idle(self.idle_ms)?;
         dataset::check_places(&self.datasets)?;
+        // The same rules as for a command.
+        ExecSpec { argv: vec!["true".into()], env: self.env.clone(), ..ExecSpec::default() }.check()?;
         self.policy.as_ref().map_or(Ok(()), Policy::check)?;
         if self.labels.len() > limits::LABELS_MAX {
             return Err(limits::exceeded(

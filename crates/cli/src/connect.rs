@@ -60,7 +60,8 @@ impl Connection {
         Client::with(url, &self.key()?, options).map(Some).map_err(|error| explain(&error))
     }
 
-    fn key(&self) -> Result<String, Error> {
+    /// The key itself, for what is written for other programs.
+    pub fn key(&self) -> Result<String, Error> {
         let key = match &self.key_file {
             Some(path) => std::fs::read_to_string(path).map_err(|error| {
                 Error::invalid(

@@ -1,5 +1,6 @@
 //! `belljar create`: a sandbox that stays.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -50,6 +51,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         limits: arguments.sandbox.limits(arguments.ttl.0.unwrap_or(Duration::MAX)),
         idle_ms: arguments.idle.0.map_or(limits::DEADLINE_MS_MAX, request::millis),
         labels: request::pairs("--label", &arguments.labels)?,
+        env: BTreeMap::new(),
         datasets: request::pairs("--dataset", &arguments.datasets)?,
         policy: arguments.sandbox.policy()?,
     };

@@ -13,6 +13,7 @@
 //! | [`events`], [`top`] | how they are doing, live |
 //! | [`trace`] | where the time went |
 //! | [`session`], [`tools`], [`mcp`] | sessions of agents, and the tools that they offer |
+//! | [`e2b`] | programs that use E2B's SDKs |
 //! | [`secret`] | values that code in sandboxes can use and never sees |
 //! | [`key`], [`project`], [`drain`] | what an operator does |
 //! | [`serve`], [`configuration`], [`telemetry`] | `belljar serve`: this machine as a service, and what it tells of itself |
@@ -41,6 +42,7 @@ mod cp;
 mod create;
 mod doctor;
 mod drain;
+mod e2b;
 mod edit;
 mod events;
 mod exec;
@@ -165,6 +167,8 @@ enum Command {
     Mcp(mcp::Arguments),
     /// Shows the tools of a tool set as LLM interfaces take them, or its instructions for a model.
     Tools(tools::Arguments),
+    /// Has programs that use E2B's SDKs use a server of yours.
+    E2b(e2b::Arguments),
     /// Makes, lists and revokes keys.
     Key(key::Arguments),
     /// Makes, changes and lists projects.
@@ -238,6 +242,7 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Session(session) => session::run(&connection, session).await,
         Command::Mcp(mcp) => mcp::run(&connection, &mcp).await,
         Command::Tools(tools) => tools::run(&tools),
+        Command::E2b(e2b) => e2b::run(&connection, e2b).await,
         Command::Key(key) => key::run(&connection, key).await,
         Command::Project(project) => project::run(&connection, project).await,
         Command::Drain(drain) => drain::run(&connection, drain).await,

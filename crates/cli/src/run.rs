@@ -20,7 +20,7 @@ use node::backend::Choice;
 use node::egress::{Broker, Decision, Gate, Party, Told, Upstreams};
 use node::ready::Readiness;
 use node::{Event, Exec, Machine, Sandbox, machine};
-use runtime::{Profile, Runtime, Spec, Tier};
+use runtime::{Runtime, Spec, Tier};
 use tokio::io::AsyncReadExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -153,7 +153,13 @@ async fn on_this_machine(
         ));
     }
     let (layers, image) = node::template::root(data, &template.layers);
-    let spec = Spec { layers, image, limits, profile: Profile::Run, guest: machine.guest().to_owned() };
+    let spec = Spec {
+        layers,
+        image,
+        limits,
+        profile: template.posture.profile(),
+        guest: machine.guest().to_owned(),
+    };
     let id = machine::fresh_id().map_err(|error| error.to_api())?;
     let policy = arguments.sandbox.policy()?.unwrap_or_else(|| template.policy.clone());
     if let Some(binding) = policy.secrets.first() {

@@ -10,7 +10,7 @@ use api::{Error, ExecId};
 use node::backend::Choice;
 use node::template::{Store, Template};
 use node::{Machine, Sandbox, machine};
-use runtime::{Profile, Runtime, Spec, Tier};
+use runtime::{Runtime, Spec, Tier};
 
 use crate::{Place, run, show, template};
 
@@ -187,7 +187,13 @@ async fn try_out(
     let (layers, image) = node::template::root(machine.data(), &template.layers);
     let limits = Limits { memory_bytes: MEMORY_BYTES, ttl_ms: 10 * CHECK_MS, ..Limits::default() };
     let limits = runtime.within(limits);
-    let spec = Spec { layers, image, limits, profile: Profile::Run, guest: machine.guest().to_owned() };
+    let spec = Spec {
+        layers,
+        image,
+        limits,
+        profile: template.posture.profile(),
+        guest: machine.guest().to_owned(),
+    };
     let id = machine::fresh_id().map_err(|error| error.to_api())?;
     let sandbox = Sandbox::start(Arc::clone(runtime), id, &spec).await.map_err(|error| error.to_api())?;
     let tried = check_all(&sandbox).await;

@@ -30,7 +30,7 @@ enum Command {
         belljar template build recipes/tools.toml --name tools-next --fresh"
     )]
     Build {
-        /// A recipe that comes with Belljar (base, python, node, analysis, interpreter), or the file of another one.
+        /// A recipe that comes with Belljar (base, python, node, analysis, interpreter, workstation, code-interpreter-v1), or the file of another one.
         recipe: String,
         /// The template's name; the recipe's, if none is given.
         #[arg(long)]
@@ -64,7 +64,7 @@ enum Command {
         podman build --tag tools --file Containerfile recipes"
     )]
     Containerfile {
-        /// A recipe that comes with Belljar (base, python, node, analysis, interpreter), or the file of another one.
+        /// A recipe that comes with Belljar (base, python, node, analysis, interpreter, workstation, code-interpreter-v1), or the file of another one.
         recipe: String,
     },
     /// Lists the templates of this machine.
@@ -86,18 +86,22 @@ enum Command {
 }
 
 /// Recipes that come with Belljar.
-const RECIPES: [(&str, &str); 5] = [
+const RECIPES: [(&str, &str); 7] = [
     ("base", include_str!("../../../images/base.toml")),
     ("python", include_str!("../../../images/python.toml")),
     ("node", include_str!("../../../images/node.toml")),
     ("analysis", include_str!("../../../images/analysis.toml")),
     ("interpreter", include_str!("../../../images/interpreter.toml")),
+    ("workstation", include_str!("../../../images/workstation.toml")),
+    ("code-interpreter-v1", include_str!("../../../images/code-interpreter-v1.toml")),
 ];
 
 /// What these recipes copy.
-const FILES: [(&str, &str); 2] = [
+const FILES: [(&str, &str); 4] = [
     ("fonts/matplotlibrc", include_str!("../../../images/fonts/matplotlibrc")),
     ("interpreter/entrypoint.py", include_str!("../../../images/interpreter/entrypoint.py")),
+    ("workstation/rename-user", include_str!("../../../images/workstation/rename-user")),
+    ("workstation/sudo", include_str!("../../../images/workstation/sudo")),
 ];
 
 /// What to build: the recipe, the name it goes by, and the directory it copies from.

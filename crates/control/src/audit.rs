@@ -87,8 +87,12 @@ pub enum Act {
     PostureMismatch,
     /// No runtime is as strong as was asked for.
     TierRefused,
-    /// A sandbox's idle time was changed.
+    /// A sandbox's idle time or its time to live was changed.
     Lease,
+    /// A sandbox was told to stand still.
+    Pause,
+    /// A sandbox was told to go on.
+    Resume,
     /// An exec was started; the detail is the hash of its argv, or of its code.
     Exec,
     /// An exec was sent a signal.

@@ -66,6 +66,11 @@ impl Deref for Caller {
 }
 
 impl Caller {
+    /// Somebody who is known by something else than a key.
+    pub fn of(account: Arc<Account>, platform: &Arc<Platform>) -> Self {
+        Self { account, platform: Arc::clone(platform) }
+    }
+
     /// Refuses a key whose role is less than this, and writes that down.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 //! | [`account`] | keys and rates |
 //! | [`platform`] | the decisions that are more than one step: create, find, stop, health |
 //! | [`session`] | sessions of agents: tool calls, one after the other, in a sandbox that is made when it is needed |
+//! | [`e2b`] | the API of E2B over the same sandboxes |
 //! | [`mcp`] | their tools over the Model Context Protocol |
 //! | [`ports`] | ports inside sandboxes, reached from outside |
 //! | [`output`] | an exec's output as lines of JSON |
@@ -28,6 +29,7 @@
 pub mod account;
 pub mod audit;
 pub mod caller;
+pub mod e2b;
 pub mod fault;
 pub mod follow;
 pub mod listen;

@@ -56,6 +56,8 @@ pub struct Platform {
     pub ports: Ports,
     /// Sessions in use.
     pub sessions: Sessions,
+    /// Clients that speak the API of E2B.
+    pub e2b: crate::e2b::State,
     /// Clients that speak MCP.
     pub mcp: tools::mcp::Service,
     tried: Tried,
@@ -86,7 +88,8 @@ impl Platform {
         let (accounts, metrics, ports) = (Accounts::default(), Metrics::default(), Ports::default());
         let (sessions, mcp) = (Sessions::default(), crate::mcp::service());
         let traces = Traces::default();
-        Self { node, store, vault, audit, accounts, metrics, traces, ports, sessions, mcp, tried }
+        let e2b = crate::e2b::State::default();
+        Self { e2b, node, store, vault, audit, accounts, metrics, traces, ports, sessions, mcp, tried }
     }
 
     /// The same, with what keeps the steps of requests.

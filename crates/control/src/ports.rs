@@ -36,6 +36,7 @@ use tower::ServiceExt as _;
 
 use crate::account::busy;
 use crate::caller::Caller;
+use crate::e2b::{AGENT_PORT, CODE_PORT};
 use crate::fault::{Answer, Fault};
 use crate::listen::Encrypted;
 use crate::platform::Platform;
@@ -59,6 +60,8 @@ pub struct Ports {
 struct Front {
     platform: Arc<Platform>,
     api: Router,
+    /// What stands for the agent that E2B's SDKs expect in a sandbox.
+    agent: Router,
 }
 
 impl Ports {
@@ -83,23 +86,23 @@ impl Ports {
 }
 
 /// The public API with ports in front of it.
-pub fn before(api: Router, platform: Arc<Platform>) -> Router {
-    Router::new().fallback(route).with_state(Front { platform, api })
+pub fn before(api: Router, agent: Router, platform: Arc<Platform>) -> Router {
+    Router::new().fallback(route).with_state(Front { platform, api, agent })
 }
 
 async fn route(State(front): State<Front>, request: Request) -> Response {
     let (begun, method) = (Instant::now(), request.method().clone());
     let (mut parts, body) = request.into_parts();
-    let destination = match destined(&mut parts, &front.platform).await {
+    let passed = match destined(&mut parts, &front.platform).await {
         Ok(None) => return answered(front.api.oneshot(Request::from_parts(parts, body)).await),
-        Ok(Some(destination)) => Ok(destination),
-        Err(fault) => Err(fault),
-    };
-    let passed = match destination {
-        Ok(Going::In(destination)) => {
+        Ok(Some(Going::Adapted(sandbox))) => {
+            parts.extensions.insert(crate::e2b::Named(sandbox));
+            return answered(front.agent.oneshot(Request::from_parts(parts, body)).await);
+        }
+        Ok(Some(Going::In(destination))) => {
             pass::pass(&front.platform, destination, Request::from_parts(parts, body)).await
         }
-        Ok(Going::Back(response)) => Ok(response),
+        Ok(Some(Going::Back(response))) => Ok(response),
         Err(fault) => Err(fault),
     };
     let response = passed.unwrap_or_else(own_error);
@@ -112,6 +115,8 @@ async fn route(State(front): State<Front>, request: Request) -> Response {
 /// Where a request goes that is not one of the API's.
 enum Going {
     In(Destination),
+    /// To what stands for the agent that E2B's SDKs expect in a sandbox.
+    Adapted(SandboxId),
     Back(Response),
 }
 
@@ -124,6 +129,8 @@ async fn destined(parts: &mut Parts, platform: &Arc<Platform>) -> Answer<Option<
         host,
     };
     match platform.ports.domain.named(outside.host.as_deref().unwrap_or_default()) {
+        // What E2B's agent would answer is answered here: nothing in the sandbox is asked.
+        Named::Port { port: AGENT_PORT | CODE_PORT, sandbox } => Ok(Some(Going::Adapted(sandbox))),
         Named::Port { port, sandbox } => by_name(parts, platform, outside, (port, sandbox)).map(Some),
         Named::Nothing => Err(Error {
             fix: "Use an address such as 8000-SANDBOX.DOMAIN, as `belljar forward --url` shows it.".into(),

@@ -144,19 +144,20 @@ pub fn description() -> utoipa::openapi::OpenApi {
 /// The whole public API of a platform, and the ports of its sandboxes.
 pub fn router(platform: Arc<Platform>) -> Router {
     let (router, _) = table().split_for_parts();
-    let api = router
-        .route("/mcp", any(crate::mcp::serve))
-        .fallback(|| async { Fault::from(Error::not_found("there is no such route")) })
-        .method_not_allowed_fallback(|| async {
-            (
-                StatusCode::METHOD_NOT_ALLOWED,
-                Fault::from(Error::invalid("this route has other methods", "See the API description.")),
-            )
-                .into_response()
-        })
-        .layer(middleware::from_fn_with_state(Arc::clone(&platform), attend))
-        .with_state(Arc::clone(&platform));
-    crate::ports::before(api, platform)
+    let attended = |router: Router<Arc<Platform>>| {
+        router
+            .fallback(|| async { Fault::from(Error::not_found("there is no such route")) })
+            .method_not_allowed_fallback(|| async {
+                let other = Error::invalid("this route has other methods", "See the API description.");
+                (StatusCode::METHOD_NOT_ALLOWED, Fault::from(other)).into_response()
+            })
+            .layer(middleware::from_fn_with_state(Arc::clone(&platform), attend))
+            .with_state(Arc::clone(&platform))
+    };
+    let api =
+        router.route("/mcp", any(crate::mcp::serve)).merge(crate::e2b::control()).merge(crate::e2b::inside());
+    let agent = attended(crate::e2b::inside());
+    crate::ports::before(attended(api), agent, Arc::clone(&platform))
 }
 
 /// What is done for every request: its version is checked, it is counted, its steps are its own, and one line says how it went.

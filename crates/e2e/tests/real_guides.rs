@@ -86,6 +86,11 @@ fn the_commands_of_mcp_work() {
 }
 
 #[test]
+fn the_commands_of_e2b_work() {
+    run("docs/guides/e2b.md");
+}
+
+#[test]
 fn the_commands_of_templates_work() {
     run("docs/guides/templates.md");
 }

@@ -214,6 +214,9 @@ impl Driver {
     /// When to look next, at the latest. Warns when an end is near.
     fn wake(&self, warned: &mut bool) -> Instant {
         let now = Instant::now();
+        if self.entry.is_paused() {
+            return now + SLEEP_MAX;
+        }
         let left = Duration::from_millis(self.entry.expires_boot_ms().saturating_sub(clock::boot_ms()));
         let idle = self.entry.idle_left(now);
         let near = WARN_MAX.min(self.entry.idle() / 5);
@@ -263,12 +266,13 @@ impl Driver {
         }
     }
 
-    /// Writes down where the sandbox is in its life, and tells everybody.
+    /// Writes down where the sandbox is in its life, and then tells everybody: whoever was told finds it so after a restart.
     fn publish(&self, phase: Phase) {
         let alone = self.entry.alone();
-        self.entry.enter(phase, clock::wall_ms());
-        let record = self.entry.record();
+        let now_ms = clock::wall_ms();
+        let record = self.entry.entering(phase, now_ms);
         if record.pooled && record.sandbox.state.is_terminal() {
+            self.entry.enter(phase, now_ms);
             return;
         }
         let saved = info_span!(target: STEP, "journal").in_scope(|| self.shared.journal.save(&record));
@@ -276,6 +280,7 @@ impl Driver {
             // What runs goes on, and its end is told from memory; after a restart it is found as it was.
             tracing::error!(sandbox = %self.entry.id(), error = crate::error::chain(&error), "not written down");
         }
+        self.entry.enter(phase, now_ms);
         drop(alone);
         if !record.pooled {
             self.shared.say(SandboxEvent::Changed { sandbox: Box::new(record.sandbox) });
@@ -287,6 +292,10 @@ impl Driver {
 async fn look(entry: &Entry, sandbox: &Sandbox) -> Option<EndReason> {
     if clock::boot_ms() >= entry.expires_boot_ms() {
         return Some(EndReason::Expired);
+    }
+    // It can neither be idle nor late, and does not answer.
+    if entry.is_paused() {
+        return None;
     }
     let now = Instant::now();
     let overdue = entry.take_look(now)?;

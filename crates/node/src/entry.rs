@@ -36,6 +36,8 @@ pub(crate) struct Entry {
     /// What may leave it, for those who let it.
     policy: watch::Sender<Policy>,
     saving: Mutex<()>,
+    /// Whoever has it stand still or go on.
+    standing: tokio::sync::Mutex<()>,
     /// Who keeps the secrets that its policy may bind.
     vault: Arc<dyn Vault>,
     /// The authority that its programs were told to trust, if they were.
@@ -76,6 +78,7 @@ impl Entry {
             calls: AtomicU32::new(0),
             uses: Mutex::new(Uses { active: Instant::now(), idle, due: None, look: None }),
             saving: Mutex::default(),
+            standing: tokio::sync::Mutex::default(),
             vault,
             trusted: Mutex::default(),
             prepared: AtomicBool::new(false),
@@ -132,15 +135,15 @@ impl Entry {
         }
     }
 
+    /// What is to be written down before it enters this phase.
+    pub fn entering(&self, phase: Phase, now_ms: u64) -> Record {
+        let mut record = self.record();
+        phase.mark(&mut record.sandbox, now_ms);
+        record
+    }
+
     pub fn enter(&self, phase: Phase, now_ms: u64) {
-        self.record.send_modify(|record| {
-            let sandbox = &mut record.sandbox;
-            sandbox.state = phase.state();
-            sandbox.reason = phase.reason();
-            if sandbox.state.is_terminal() {
-                sandbox.ended_at_ms = Some(now_ms);
-            }
-        });
+        self.record.send_modify(|record| phase.mark(&mut record.sandbox, now_ms));
     }
 
     pub fn failed(&self, error: api::Error) {
@@ -169,6 +172,35 @@ impl Entry {
         let mut uses = locked(&self.uses);
         uses.idle = idle;
         uses.active = Instant::now();
+    }
+
+    /// Its time is over so long from now.
+    pub fn expire_in(&self, ttl: Duration) {
+        let ttl_ms = crate::clock::millis(ttl);
+        self.record.send_modify(|record| {
+            record.sandbox.limits.ttl_ms = ttl_ms;
+            record.expires_boot_ms = crate::clock::boot_ms().saturating_add(ttl_ms);
+        });
+    }
+
+    /// Whoever has it stand still or go on is alone until it does.
+    pub async fn standing(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.standing.lock().await
+    }
+
+    /// How long it may still live.
+    pub fn left(&self) -> Duration {
+        Duration::from_millis(self.expires_boot_ms().saturating_sub(crate::clock::boot_ms()))
+    }
+
+    /// Whether it stands still.
+    pub fn is_paused(&self) -> bool {
+        self.record.borrow().sandbox.paused
+    }
+
+    /// It stands still from now on, or goes on.
+    pub fn set_paused(&self, paused: bool) {
+        self.record.send_modify(|record| record.sandbox.paused = paused);
     }
 
     /// Opens a port to everybody, or closes it again.
@@ -322,6 +354,9 @@ impl Entry {
     pub fn call(self: &Arc<Self>) -> Result<Call, Error> {
         let sandbox = self.sandbox().filter(|_| self.state() == SandboxState::Running);
         let Some(sandbox) = sandbox else { return Err(not_running(&self.shown())) };
+        if self.is_paused() {
+            return Err(standing_still(&self.id));
+        }
         self.calls.fetch_add(1, Ordering::AcqRel);
         Ok(Call { entry: Arc::clone(self), sandbox })
     }
@@ -372,6 +407,12 @@ impl Call {
             self.entry.due_at(Instant::now() + Duration::from_millis(whole));
             self.entry.tell(Word::Look);
         }
+    }
+
+    /// The home of the user that code runs as.
+    pub fn home(&self) -> String {
+        let record = self.entry.record();
+        record.env.get("HOME").cloned().unwrap_or_else(|| format!("/home/{}", limits::USER))
     }
 
     /// A reader of an exec.
@@ -432,6 +473,17 @@ pub fn not_running(shown: &Shown) -> Error {
     let why = shown.reason.map(|reason| format!(" ({})", reason.name())).unwrap_or_default();
     let message = format!("sandbox {} is {}{why}", shown.id, shown.state.name());
     Error::Request(api::Error { code, message, layer: api::Layer::Sandbox, ran, retry, fix: fix.into() })
+}
+
+fn standing_still(id: &SandboxId) -> Error {
+    Error::Request(api::Error {
+        code: api::ErrorCode::Conflict,
+        message: format!("sandbox {id} is paused"),
+        layer: api::Layer::Sandbox,
+        ran: api::Ran::No,
+        retry: api::Retry::Useless,
+        fix: "Have it go on first: connect to it with an E2B SDK.".into(),
+    })
 }
 
 fn too_many_public() -> Error {

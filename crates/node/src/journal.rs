@@ -22,6 +22,7 @@ use api::sandbox::Sandbox;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::template::Posture;
 
 /// A record is longer than its text by at least this: a reason and an error's text fit in.
 const SPARE_BYTES: usize = 2048;
@@ -49,6 +50,9 @@ pub struct Record {
     /// The modules that the template has imported ahead, likewise. A record of a release that had no interpreter has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub imports: Vec<String>,
+    /// How much of its own file system it may change.
+    #[serde(default, skip_serializing_if = "Posture::is_default")]
+    pub posture: Posture,
     /// Whether it was made ahead and is nobody's yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pooled: bool,
@@ -68,16 +72,24 @@ pub struct Ports {
     pub token: String,
     /// Those that everybody may reach.
     pub public: BTreeSet<u16>,
+    /// Whether everybody may reach all of them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub all_public: bool,
 }
 
 impl Ports {
+    /// Whether everybody may reach a port.
+    pub fn is_public(&self, port: u16) -> bool {
+        self.all_public || self.public.contains(&port)
+    }
+
     /// A fresh token, and nothing public.
     ///
     /// # Errors
     /// The kernel has no random bytes.
     pub fn fresh() -> Result<Self, Error> {
         let token = crate::machine::random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { token, public: BTreeSet::new() })
+        Ok(Self { token, public: BTreeSet::new(), all_public: false })
     }
 }
 
@@ -300,6 +312,7 @@ mod tests {
             env: BTreeMap::new(),
             cwd: None,
             imports: vec!["json".into()],
+            posture: Posture::Run,
             pooled: false,
             boot: "b".into(),
             expires_boot_ms: 5,

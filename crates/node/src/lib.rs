@@ -57,6 +57,7 @@ pub mod live;
 pub mod machine;
 mod objects;
 mod order;
+mod paused;
 pub mod plan;
 pub mod pool;
 pub mod port;

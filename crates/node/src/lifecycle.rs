@@ -9,7 +9,7 @@
 //! A start is never torn down under itself: it takes milliseconds and ends by its own deadline. The first reason is the
 //! reason: whatever happens later does not rewrite why a sandbox ended.
 
-use api::sandbox::{EndReason, SandboxState};
+use api::sandbox::{EndReason, Sandbox, SandboxState};
 
 /// Where a sandbox is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +95,15 @@ impl Phase {
         match self {
             Self::Starting { .. } | Self::Running => None,
             Self::Stopping(reason) | Self::Ended(reason) => Some(reason),
+        }
+    }
+
+    /// Shows it on a sandbox that enters it at this time.
+    pub fn mark(self, sandbox: &mut Sandbox, now_ms: u64) {
+        sandbox.state = self.state();
+        sandbox.reason = self.reason();
+        if sandbox.state.is_terminal() {
+            sandbox.ended_at_ms = Some(now_ms);
         }
     }
 }

@@ -38,6 +38,8 @@ use crate::turns::{LAUNCHES, STARTS, Turns};
 
 /// Words waiting for a driver that is busy with a start or a stop.
 pub(crate) const INBOX: usize = 16;
+/// A guest is told how long it lives within this.
+pub(crate) const LIFE_WITHIN: Duration = Duration::from_secs(10);
 /// Events that a slow reader may be behind.
 const EVENTS: usize = 4096;
 /// Decisions that whoever writes them down may be behind.
@@ -222,6 +224,42 @@ impl Node {
         Ok(record.ports)
     }
 
+    /// Opens all ports of a sandbox to everybody, or leaves those that were opened one by one. It is written down before this returns.
+    ///
+    /// # Errors
+    /// It is not known or does not run, or it could not be written down.
+    pub fn publish_all(&self, id: &SandboxId, public: bool) -> Result<(), Error> {
+        let entry = self.known(id)?;
+        let _call = entry.call()?;
+        let _alone = entry.alone();
+        let before = entry.record().ports;
+        entry.reset_ports(Ports { all_public: public, ..before.clone() });
+        self.shared.journal.save(&entry.record()).inspect_err(|_| entry.reset_ports(before))
+    }
+
+    /// How long a sandbox may still live.
+    pub fn time_left(&self, id: &SandboxId) -> Option<Duration> {
+        Some(self.entry(id)?.left())
+    }
+
+    /// Has a sandbox live so long from now on, longer or shorter than it would have.
+    ///
+    /// # Errors
+    /// It is not known, does not run, or does not answer.
+    pub async fn live_for(&self, id: &SandboxId, ttl: Duration) -> Result<Shown, Error> {
+        let entry = self.known(id)?;
+        let call = entry.call()?;
+        // Its guest ends it where nobody else does, so it is told first: what is written down is never more than what it was told.
+        call.sandbox_and_disk().0.live_for(ttl, LIFE_WITHIN).await?;
+        {
+            let _alone = entry.alone();
+            entry.expire_in(ttl);
+            self.shared.journal.save(&entry.record())?;
+        }
+        entry.tell(Word::Look);
+        Ok(entry.shown())
+    }
+
     /// Ends a sandbox and waits until nothing of it is left. One that is not known is nothing.
     pub async fn stop(&self, id: &SandboxId, reason: EndReason) -> Option<Shown> {
         let entry = self.entry(id)?;
@@ -251,9 +289,11 @@ impl Node {
         let entry = self.known(id)?;
         let Some(sandbox) = entry.sandbox() else { return entry.call().map(|_| Usage::default()) };
         let used = sandbox.usage().await?;
-        let execs = sandbox.execs().await?;
+        // What stands still does not answer.
+        let execs = if entry.is_paused() { Vec::new() } else { sandbox.execs().await? };
         Ok(Usage {
             memory_bytes: used.memory_bytes,
+            sandbox_memory_bytes: used.sandbox_memory_bytes,
             memory_peak_bytes: used.memory_peak_bytes,
             pids: used.pids,
             cpu_us: used.cpu_us,

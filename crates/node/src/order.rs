@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::trace::STEP;
-use runtime::{Profile, Runtime, Spec};
+use runtime::{Runtime, Spec};
 use tracing::{Instrument as _, info_span};
 
 use crate::entry::Entry;
@@ -19,7 +19,7 @@ impl Shared {
         let record = entry.record();
         let (layers, image) = template::root(&self.data, &record.layers);
         let (limits, guest) = (record.sandbox.limits, self.guest.clone());
-        let spec = Spec { layers, image, limits, profile: Profile::Run, guest };
+        let spec = Spec { layers, image, limits, profile: record.posture.profile(), guest };
         Ok((spec, self.runtime_of(entry)?))
     }
 

@@ -101,8 +101,9 @@ impl Node {
         plan: &Plan,
         policy: Policy,
     ) -> Result<Record, Error> {
-        let Template { layers, env, cwd, imports, limits, .. } = plan.template.clone();
+        let Template { layers, env, cwd, imports, limits, posture, .. } = plan.template.clone();
         let asked = Shown::asked(id.clone(), &order.project, &order.request, &limits, clock::wall_ms());
+        let env = env.into_iter().chain(order.request.env.clone()).collect();
         Ok(Record {
             sandbox: Shown { policy, limits: plan.limits, ..asked },
             runtime: plan.runtime.name().to_owned(),
@@ -110,6 +111,7 @@ impl Node {
             env,
             cwd,
             imports,
+            posture,
             pooled: false,
             boot: self.shared.boot.clone(),
             expires_boot_ms: clock::boot_ms() + plan.limits.ttl_ms,
@@ -131,8 +133,9 @@ impl Plan {
 
     /// Whether a sandbox is made of the same: a template may have been made anew under its name.
     pub(crate) fn is_of(&self, record: &Record) -> bool {
-        let Template { layers, env, cwd, imports, .. } = &self.template;
-        (&record.layers, &record.env, &record.cwd, &record.imports) == (layers, env, cwd, imports)
+        let Template { layers, env, cwd, imports, posture, .. } = &self.template;
+        (&record.layers, &record.env, &record.cwd, &record.imports, &record.posture)
+            == (layers, env, cwd, imports, posture)
     }
 
     /// What a ready sandbox for it is made as, where there can be one.

@@ -93,6 +93,15 @@ impl Node {
         let (tell, inbox) = mpsc::channel(INBOX);
         let entry = Arc::new(self.entry_of(record, tell));
         let memory_bytes = entry.shown().limits.memory_bytes;
+        if entry.is_paused() {
+            // The server may have been killed before it stood still.
+            let (runtime, id) = (Arc::clone(&runtime), entry.id().clone());
+            tokio::spawn(async move {
+                if let Err(error) = runtime.pause(&id).await {
+                    tracing::error!(sandbox = %id, error = crate::error::chain(&error), "cannot be paused");
+                }
+            });
+        }
         entry.hold(Arc::new(Sandbox::attach(runtime, entry.id().clone(), memory_bytes)));
         entry.look_at(Instant::now());
         self.drive(&entry, inbox, Beginning::Adopt, entries);

@@ -56,7 +56,7 @@ use runtime::Runtime;
 
 pub use build::Order;
 pub use layers::{tidy, using};
-pub use store::{Store, Template, apply, root};
+pub use store::{Posture, Store, Template, apply, root};
 
 use crate::error::Error;
 use crate::machine::Machine;

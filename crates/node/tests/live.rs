@@ -350,6 +350,25 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
     assert_eq!(place.sim.list().await.unwrap()[0].id, id("kept"));
 }
 
+/// A server may be killed as soon as it has answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_told_is_written_down_before() {
+    let place = Place::new();
+    let node = place.node().await;
+    let written = |id: &SandboxId| {
+        let text = std::fs::read(place.machine.data().join(format!("node/{id}.json"))).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&text).unwrap()["sandbox"]["state"].clone()
+    };
+    for number in 0..100 {
+        let id = id(&format!("s{number}"));
+        node.create(&id, &order(), None).await.unwrap();
+        assert_eq!(written(&id), "running");
+        node.stop(&id, EndReason::Stopped).await.unwrap();
+        assert_eq!(written(&id), "ended");
+        node.forget(&id).unwrap();
+    }
+}
+
 #[tokio::test]
 async fn an_end_that_nobody_took_note_of_is_told_again_after_a_restart() {
     let mut place = Place::new();

@@ -63,6 +63,9 @@ pub struct Spec {
 pub enum Profile {
     /// Runs code: the default posture.
     Run,
+    /// The same for people and agents who install things: the root can be written too, within the sandbox's disk, by whoever may write
+    /// there. Nobody in it is more than in [`Profile::Run`].
+    Workstation,
     /// Unpacks layers of an image and runs no code of anybody's: process 1 may also own files on behalf of the
     /// image's users. `done` are bound read-only at `/layers/0`, `/layers/1`, …, `target` writable at `/layers/target`.
     Unpack {
@@ -80,8 +83,16 @@ impl Profile {
     /// Whether process 1 may own files on behalf of others.
     pub fn owns_files(&self) -> bool {
         match self {
-            Self::Run => false,
+            Self::Run | Self::Workstation => false,
             Self::Unpack { .. } | Self::Build => true,
+        }
+    }
+
+    /// Whether the root can be written; what is written lies on the sandbox's disk.
+    pub fn writes_root(&self) -> bool {
+        match self {
+            Self::Run | Self::Unpack { .. } => false,
+            Self::Workstation | Self::Build => true,
         }
     }
 }
@@ -282,6 +293,17 @@ pub trait Runtime: Send + Sync {
     /// Ends a sandbox, with `grace` for its processes after a SIGTERM to process 1, and removes everything of it:
     /// processes, cgroups, mounts, loop device, namespaces, directory, uid range, socket. An unknown id is success.
     async fn stop(&self, id: &SandboxId, grace: Duration) -> Result<(), Error>;
+
+    /// Has all its processes stand still, with what they hold in memory. One that stands still already is fine.
+    async fn pause(&self, _id: &SandboxId) -> Result<(), Error> {
+        let why = format!("{} has no way to do it", self.name());
+        Err(Error::Unsupported { what: "to pause a sandbox", why })
+    }
+
+    /// Has them go on. One that does not stand still is fine.
+    async fn resume(&self, _id: &SandboxId) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// All sandboxes that have left traces, those of dead processes and half-made ones included.
     async fn list(&self) -> Result<Vec<Listed>, Error>;

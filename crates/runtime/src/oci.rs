@@ -257,6 +257,17 @@ impl Runtime for Oci {
         blocking(move || stop::list(&oci)).await
     }
 
+    async fn pause(&self, id: &SandboxId) -> Result<(), Error> {
+        self.record(id)?.ok_or_else(|| Error::NotFound(id.clone()))?;
+        let (cgroups, id) = (self.cgroups.clone(), id.clone());
+        blocking(move || cgroups.freeze(&id)).await
+    }
+
+    async fn resume(&self, id: &SandboxId) -> Result<(), Error> {
+        let (cgroups, id) = (self.cgroups.clone(), id.clone());
+        blocking(move || cgroups.thaw(&id)).await
+    }
+
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
         self.record(id)?.ok_or_else(|| Error::NotFound(id.clone()))?;
         self.cgroups.usage(id, self.flavor.tier)

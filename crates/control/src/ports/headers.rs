@@ -30,7 +30,10 @@ pub fn inwards(headers: &mut HeaderMap, outside: &Outside, host: HeaderValue) {
         .keys()
         .filter(|name| {
             let name = name.as_str();
-            name.starts_with("belljar-") || name.starts_with("x-forwarded-") || FORWARDED.contains(&name)
+            name.starts_with("belljar-")
+                || name.starts_with("e2b-")
+                || name.starts_with("x-forwarded-")
+                || FORWARDED.contains(&name)
         })
         .cloned()
         .collect();
@@ -105,6 +108,7 @@ mod tests {
             ("belljar-token", "x"),
             ("belljar-sandbox", "x"),
             ("belljar-version", "1"),
+            ("e2b-traffic-access-token", "x"),
             ("x-forwarded-for", "6.6.6.6"),
             ("x-forwarded-prefix", "/"),
             ("forwarded", "for=6.6.6.6"),

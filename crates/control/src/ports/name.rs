@@ -99,15 +99,20 @@ impl Domain {
         named.unwrap_or(Named::Nothing)
     }
 
-    /// The address of a port, for somebody who reached us by this authority.
-    pub fn url(&self, port: u16, sandbox: &SandboxId, reached: &str, encrypted: bool) -> String {
-        let encrypted = self.encrypted.unwrap_or(encrypted);
-        let (scheme, usual) = if encrypted { ("https", 443) } else { ("http", 80) };
+    /// What stands behind the first dot of such an address, for somebody who reached us by this authority: the domain, and the port
+    /// outside where it has to be said.
+    pub fn authority(&self, reached: &str, encrypted: bool) -> String {
+        let usual = if self.encrypted.unwrap_or(encrypted) { 443 } else { 80 };
         // Whoever said how it is reached said it all.
         let reached = reached.parse::<Authority>().ok().and_then(|reached| reached.port_u16());
         let outer = self.port.or(if self.encrypted.is_some() { None } else { reached }).unwrap_or(usual);
-        let outer = if outer == usual { String::new() } else { format!(":{outer}") };
-        format!("{scheme}://{port}-{sandbox}.{}{outer}", self.host)
+        if outer == usual { self.host.clone() } else { format!("{}:{outer}", self.host) }
+    }
+
+    /// The address of a port, for somebody who reached us by this authority.
+    pub fn url(&self, port: u16, sandbox: &SandboxId, reached: &str, encrypted: bool) -> String {
+        let scheme = if self.encrypted.unwrap_or(encrypted) { "https" } else { "http" };
+        format!("{scheme}://{port}-{sandbox}.{}", self.authority(reached, encrypted))
     }
 }
 

@@ -14,6 +14,7 @@ use node::journal::Ports as Gate;
 use sha2::{Digest, Sha256};
 
 use super::pass::Outside;
+use crate::e2b::TRAFFIC_TOKEN;
 use crate::fault::{Answer, Fault};
 
 /// The cookie, over HTTPS: no other host, no other path and no plain connection can set one of this name.
@@ -34,7 +35,7 @@ pub fn admit(parts: &mut Parts, outside: &Outside, gate: &Gate, port: u16) -> An
     let in_address = address_token(&parts.uri);
     let by_address = in_address.as_deref().is_some_and(|token| is_it(token, gate));
     let by_cookie = || cookies(&parts.headers).any(|token| is_it(token, gate)) && is_own(parts, outside);
-    if !gate.public.contains(&port) && !shown(parts, gate) && !by_address && !by_cookie() {
+    if !gate.is_public(port) && !shown(parts, gate) && !by_address && !by_cookie() {
         return Err(refused());
     }
     if in_address.is_some() {
@@ -46,9 +47,10 @@ pub fn admit(parts: &mut Parts, outside: &Outside, gate: &Gate, port: u16) -> An
     Ok(Admitted::Yes)
 }
 
-/// Whether the token is in its header, once.
+/// Whether the token is in its header, or in the one of E2B's SDKs, once.
 pub fn shown(parts: &Parts, gate: &Gate) -> bool {
-    let mut values = parts.headers.get_all(TOKEN_HEADER).iter();
+    let [ours, theirs] = [TOKEN_HEADER, TRAFFIC_TOKEN].map(|name| parts.headers.get_all(name).iter());
+    let mut values = ours.chain(theirs);
     match (values.next(), values.next()) {
         (Some(value), None) => value.to_str().is_ok_and(|token| is_it(token, gate)),
         _ => false,
@@ -162,7 +164,7 @@ mod tests {
     use axum::http::Request;
 
     fn gate() -> Gate {
-        Gate { token: "a".repeat(64), public: [9000].into() }
+        Gate { token: "a".repeat(64), public: [9000].into(), all_public: false }
     }
 
     fn outside(encrypted: bool) -> Outside {

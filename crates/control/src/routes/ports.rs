@@ -110,5 +110,5 @@ pub async fn tunnel(
 
 fn shown(platform: &Platform, id: &api::SandboxId, port: u16, gate: Gate, reached: &Reached) -> Port {
     let url = platform.ports.domain.url(port, id, &reached.authority, reached.encrypted);
-    Port { port, url, public: gate.public.contains(&port), token: gate.token }
+    Port { port, url, public: gate.is_public(port), token: gate.token }
 }

@@ -126,6 +126,7 @@ impl Live {
                 Persistence::Run => session.idle_ms.min(RUN_IDLE_MS),
             },
             labels: [(LABEL.to_owned(), session.id.to_string())].into(),
+            env: Default::default(),
             datasets: Default::default(),
             policy: Some(session.policy.clone()),
         };

@@ -40,6 +40,20 @@ impl Store {
         rows.into_iter().map(|(name, quota, created_at_ms)| project(name, &quota, created_at_ms)).collect()
     }
 
+    /// A project, if there is one of this name.
+    ///
+    /// # Errors
+    /// The store does not answer, or a row of it is damaged.
+    pub async fn project(&self, name: &str) -> Result<Option<Project>, Error> {
+        let row: Option<(String, i64)> =
+            sqlx::query_as("SELECT quota, created_at_ms FROM projects WHERE name = ?")
+                .bind(name)
+                .fetch_optional(&self.readers)
+                .await
+                .map_err(failed("look up a project"))?;
+        row.map(|(quota, created_at_ms)| project(name.to_owned(), &quota, created_at_ms)).transpose()
+    }
+
     /// Keeps a key by the SHA-256 of its secret.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 //! | [`bodies`] | H-03, H-04, H-06: bodies that are large, wrong or too early |
 //! | [`keys`] | H-07, H-08, X-01: guessed keys, repeated requests, other people's ids |
 //! | [`description`] | H-09: everything the description of the API allows, and more |
+//! | [`e2b`] | H-20: the API of E2B without the right to it |
 //! | [`execs`] | A-14, A-16: floods of execs, input that nobody reads |
 //! | [`output`] | O-01, O-02, O-04: output without end, without readers, a byte at a time |
 //! | [`framing`] | O-05, O-09: bytes that are no text, text that imitates what stands around it |
@@ -34,6 +35,7 @@ mod clocks;
 mod defaults;
 mod description;
 mod display;
+mod e2b;
 mod execs;
 mod framing;
 mod ground;

@@ -22,6 +22,10 @@ const HOSTNAME: &str = "sandbox\n";
 /// Files that would name one machine in all its copies: emptied where they are.
 const IDENTITIES: [&str; 2] = ["etc/machine-id", "var/lib/dbus/machine-id"];
 
+/// The one other name that the user may have, as a step of a recipe writes it: the one that clients of E2B's SDKs know. Whatever else has
+/// our number was somebody else in the image.
+const RENAMED: [&str; 2] = ["user:x:1000:1000:user:/home/user:/bin/bash", "user:x:1000:"];
+
 /// Finishes the last layer of an image.
 pub fn finish(tree: &Tree) -> Result<(), Error> {
     tree.root(owned(0o755))?;
@@ -68,6 +72,7 @@ fn with_user(text: &str, first: &str, ours: &str) -> String {
     let field = |line: &str, index: usize| line.split(':').nth(index).unwrap_or_default().to_owned();
     let same =
         |line: &str, other: &str| field(line, 0) == field(other, 0) || field(line, 2) == field(other, 2);
+    let ours = text.lines().find(|line| RENAMED.contains(line)).unwrap_or(ours);
     let mut lines: Vec<&str> = text.lines().filter(|line| !line.is_empty() && !same(line, ours)).collect();
     if !lines.iter().any(|line| field(line, 0) == field(first, 0)) {
         lines.insert(0, first);
@@ -117,6 +122,9 @@ mod tests {
             "root:x:0:0:root:/root:/bin/bash\nnode:x:1000:1000::/home/node:/bin/sh\nsandbox:x:7:7::/:/x\n\n";
         assert_eq!(with_user(text, ROOT, OURS), format!("root:x:0:0:root:/root:/bin/bash\n{OURS}\n"));
         assert_eq!(with_user("", ROOT, OURS), format!("{ROOT}\n{OURS}\n"));
+        let renamed = format!("{ROOT}\n{}\n", RENAMED[0]);
+        assert_eq!(with_user(&renamed, ROOT, OURS), renamed, "a recipe may rename it");
+        assert_eq!(with_user(&renamed.replace("bash", "sh"), ROOT, OURS), format!("{ROOT}\n{OURS}\n"));
         assert_eq!(
             with_user("a:x:5:", "root:x:0:", "sandbox:x:1000:"),
             "root:x:0:\na:x:5:\nsandbox:x:1000:\n"

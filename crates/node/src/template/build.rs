@@ -84,6 +84,7 @@ impl Builder {
             ready: order.recipe.ready.as_ref().map(super::recipe::Command::argv),
             imports: order.recipe.imports.clone(),
             limits: order.recipe.limits,
+            posture: order.recipe.posture,
             ..Template::of(order.name)
         };
         Store::new(&self.data).save(&template)?;

@@ -68,6 +68,7 @@ pub fn described(name: &str, recipe: &Recipe) -> Result<Template, Error> {
         ready: recipe.ready.as_ref().map(super::recipe::Command::argv),
         imports: recipe.imports.clone(),
         limits: recipe.limits,
+        posture: recipe.posture,
         ..Template::of(name)
     };
     for step in &recipe.steps {

@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 
 use super::layers::{Layers, hexadecimal};
 use super::unpack::{LIMITS, Piece, Source};
-use super::{Builder, Progress, Store, Template, Watch, failed, unsound};
+use super::{Builder, Posture, Progress, Store, Template, Watch, failed, unsound};
 use crate::error::Error;
 use crate::link::Ask;
 use crate::sandbox::Sandbox;
@@ -44,6 +44,7 @@ pub(super) struct Note {
     ready: Option<Vec<String>>,
     imports: Vec<String>,
     limits: WantedLimits,
+    posture: Posture,
 }
 
 /// A blob, by its digest.
@@ -61,6 +62,7 @@ impl Note {
             ready: template.ready.clone(),
             imports: template.imports.clone(),
             limits: template.limits,
+            posture: template.posture,
         }
     }
 
@@ -77,8 +79,8 @@ impl Note {
 
     /// The template with what is said here.
     pub(super) fn written_on(self, template: Template) -> Template {
-        let Self { cwd, policy, start, ready, imports, limits } = self;
-        Template { cwd, policy, start, ready, imports, limits, ..template }
+        let Self { cwd, policy, start, ready, imports, limits, posture } = self;
+        Template { cwd, policy, start, ready, imports, limits, posture, ..template }
     }
 }
 

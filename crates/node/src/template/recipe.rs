@@ -25,6 +25,7 @@ use api::limits::{USER, WantedLimits};
 use api::policy::Policy;
 use serde::{Deserialize, Serialize};
 
+use super::store::Posture;
 use super::{store, unsound};
 use crate::error::Error;
 
@@ -64,6 +65,9 @@ pub struct Recipe {
     /// What may leave sandboxes, unless they say otherwise, and what may leave while a `run` runs.
     #[serde(default)]
     pub policy: Vec<String>,
+    /// How much of its own file system a sandbox may change: `run` or `workstation`.
+    #[serde(default)]
+    pub posture: Posture,
 }
 
 /// What a recipe begins with.

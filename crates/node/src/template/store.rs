@@ -50,8 +50,37 @@ pub struct Template {
     /// What sandboxes may use, unless they say otherwise.
     #[serde(default, skip_serializing_if = "WantedLimits::is_default")]
     pub limits: WantedLimits,
+    /// How much of its own file system a sandbox may change.
+    #[serde(default, skip_serializing_if = "Posture::is_default")]
+    pub posture: Posture,
     /// When it was made, in seconds since 1970.
     pub built_at: u64,
+}
+
+/// How much of its own file system a sandbox may change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Posture {
+    /// `/workspace`, its home and `/tmp`.
+    #[default]
+    Run,
+    /// Everything that its user may write, on the sandbox's disk: for people and agents who install things.
+    Workstation,
+}
+
+impl Posture {
+    /// Whether it is the usual one.
+    pub fn is_default(&self) -> bool {
+        *self == Self::Run
+    }
+
+    /// What a runtime is asked for.
+    pub fn profile(self) -> runtime::Profile {
+        match self {
+            Self::Run => runtime::Profile::Run,
+            Self::Workstation => runtime::Profile::Workstation,
+        }
+    }
 }
 
 /// The templates of one data directory.
@@ -74,6 +103,7 @@ impl Template {
             ready: None,
             imports: Vec::new(),
             limits: WantedLimits::default(),
+            posture: Posture::Run,
             built_at: built_at.map_or(0, |since| since.as_secs()),
         }
     }

@@ -11,6 +11,7 @@
 //! Version 2 allows no process in a cgroup with children that carry controllers; hence three siblings. A user-space
 //! kernel is one process for guest and user code alike, so there the limits are on `belljar/<id>` and `user` is absent.
 
+mod freeze;
 mod limits;
 mod tree;
 

@@ -68,7 +68,7 @@ pub(crate) fn config(id: &SandboxId, spec: &Spec, bundle: &Path, (base, tier): (
     json!({
         "ociVersion": "1.0.2",
         "process": process(spec),
-        "root": { "path": "rootfs", "readonly": spec.profile != Profile::Build },
+        "root": { "path": "rootfs", "readonly": !spec.profile.writes_root() },
         "hostname": "sandbox",
         "mounts": mounts(spec, bundle),
         "linux": linux(id, base, tier),
@@ -138,7 +138,7 @@ fn mounts(spec: &Spec, bundle: &Path) -> Value {
     // Linux counts the terminals of all sandboxes together, and one that opens them all would leave the others none.
     let pts_max = format!("max={}", terminals());
     match &spec.profile {
-        Profile::Run | Profile::Build => mounts.extend([
+        Profile::Run | Profile::Workstation | Profile::Build => mounts.extend([
             json!({
                 "destination": "/dev/pts",
                 "type": "devpts",

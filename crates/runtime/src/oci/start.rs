@@ -180,7 +180,7 @@ fn operations(
 
 /// Whether the root is more than one directory.
 fn is_overlaid(spec: &Spec) -> bool {
-    spec.layers.len() > 1 || spec.profile == Profile::Build
+    spec.layers.len() > 1 || spec.profile.writes_root()
 }
 
 /// Lays the mirrored layers over each other, and what a build changes over them all. Opaque directories are marked in the
@@ -190,7 +190,7 @@ fn overlay(bundle: &Path, spec: &Spec) -> Result<[Operation; 3], Error> {
     let names: Vec<String> = (0..spec.layers.len()).rev().map(|number| number.to_string()).collect();
     let mut options = format!("lowerdir={},userxattr", names.join(":"));
     let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
-    if spec.profile == Profile::Build {
+    if spec.profile.writes_root() {
         let [upper, work] = [UPPER, WORK].map(|name| format!("../disk/{name}"));
         options.push_str(&format!(",upperdir={upper},workdir={work}"));
     } else {

@@ -47,6 +47,8 @@ pub(super) fn teardown(oci: &Oci, id: &SandboxId, held: Option<&Process>) -> Res
         info_span!(target: STEP, "record").in_scope(|| {
             let _ = oci.dirs.save(id, &Record { stopping: true, ..record.clone() });
         });
+        // What stands still does not even die.
+        oci.cgroups.thaw(id)?;
         info_span!(target: STEP, "kill").in_scope(|| kill_first(record, held))?;
     }
     info_span!(target: STEP, "kill", what = "the rest").in_scope(|| oci.cgroups.kill_all(id))?;

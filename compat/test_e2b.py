@@ -1,0 +1,126 @@
+"""E2B's own SDKs, unmodified, against a real server: several releases, both languages, both kinds of the Python one.
+
+    pytest test_e2b.py -k python-2.63.0-sync
+    pytest test_e2b.py -k javascript-2.51.0
+
+One scenario alone: `SCENARIO=commands_foreground pytest test_e2b.py -k python-2.63.0-sync`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import environments
+import pytest
+from conftest import ROOT, Server
+
+HERE = Path(__file__).parent / "e2b"
+PAGE = ROOT / "docs/guides/e2b-methods.md"
+LINES = environments.KEPT / "e2b-lines"
+"""What the programs said last, for the table. A run that failed leaves nothing."""
+RUNS_WITHIN = 1500
+"""All scenarios, one after another, on a machine under load."""
+AT_ONCE = 3
+"""Programs. More would make each of them wait for processors."""
+ALONE = os.environ.get("SCENARIO", "").split()
+
+
+@dataclass(frozen=True)
+class Release:
+    """One of a language's packages, with how it is used."""
+
+    language: str
+    e2b: str
+    code: str | None
+    kind: str
+
+    def __str__(self) -> str:
+        return "-".join(part for part in (self.language, self.e2b, self.kind) if part)
+
+    def program(self) -> tuple[list[str], Path]:
+        """What runs its scenarios, and where."""
+        if self.language == "python":
+            packages = [f"e2b=={self.e2b}", *([f"e2b-code-interpreter=={self.code}"] if self.code else [])]
+            python = environments.python(f"e2b-py-{self.e2b}", *packages)
+            return [str(python), str(HERE / ("sync.py" if self.kind == "sync" else "async_.py"))], HERE
+        packages = [f"e2b@{self.e2b}", *([f"@e2b/code-interpreter@{self.code}"] if self.code else [])]
+        home = environments.javascript(f"e2b-js-{self.e2b}", *packages)
+        return [environments.beside("node"), str(HERE / "js" / "scenarios.mjs")], home
+
+
+def releases() -> list[Release]:
+    versions = tomllib.loads((HERE / "versions.toml").read_text())
+    kinds = {"python": ("sync", "async"), "javascript": ("",)}
+    return [
+        Release(language, one["e2b"], one.get("code"), kind)
+        for language, each in versions.items()
+        for one in each
+        for kind in kinds[language]
+    ]
+
+
+@pytest.fixture(scope="session")
+def runs(request: pytest.FixtureRequest, server: Server) -> Iterator[dict[Release, Future[subprocess.CompletedProcess[str]]]]:
+    """The programs of all releases that were asked for, some at once: most of the time they wait."""
+    parameters = (getattr(item, "callspec", None) for item in request.session.items)
+    wanted = [one.params["release"] for one in parameters if one and "release" in one.params]
+    # One after the other: pip and npm share what they have fetched.
+    programs = {release: release.program() for release in wanted}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {release: pool.submit(ran, server, *program) for release, program in programs.items()}
+
+
+def ran(server: Server, words: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*words, *ALONE],
+        cwd=directory,
+        env=environments.environment(
+            E2B_API_KEY=f"e2b_{server.key}", E2B_API_URL=server.url, E2B_SANDBOX_URL=server.url
+        ),
+        capture_output=True,
+        text=True,
+        timeout=RUNS_WITHIN,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(RUNS_WITHIN + environments.INSTALLS_WITHIN)
+@pytest.mark.parametrize("release", releases(), ids=str)
+def test_every_scenario(runs: dict[Release, Future[subprocess.CompletedProcess[str]]], release: Release) -> None:
+    kept = LINES / f"{release}.jsonl"
+    kept.unlink(missing_ok=True)
+    ended = runs[release].result()
+    *scenarios, last = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")] or [{}]
+    failed = [one for one in scenarios if not one["ok"]]
+    assert not failed, told(failed, len(scenarios), ended.stderr)
+    assert ended.returncode == 0 and "methods" in last and scenarios, f"{ended.stdout}\n{ended.stderr}"
+    if not ALONE:
+        LINES.mkdir(parents=True, exist_ok=True)
+        kept.write_text(ended.stdout)
+
+
+def told(failed: list[dict[str, Any]], number: int, stderr: str) -> str:
+    """Each failed scenario with all that is known of it."""
+    each = [f"--- {one['scenario']} ({one['seconds']} s)\n{one['error']}" for one in failed]
+    return "\n".join([f"{len(failed)} of {number} scenarios failed", *each, "--- standard error", stderr[-4000:]])
+
+
+def test_the_table_of_methods_is_current() -> None:
+    files = [LINES / f"{release}.jsonl" for release in releases()]
+    missing = [one.name for one in files if not one.exists()]
+    if missing:
+        pytest.skip(f"not all releases have passed: {', '.join(missing)}")
+    made = subprocess.run([sys.executable, HERE / "table.py", *files], capture_output=True, text=True, check=True).stdout
+    if os.environ.get("BELLJAR_WRITE"):
+        PAGE.write_text(made)
+    known = PAGE.read_text() if PAGE.exists() else ""
+    assert known == made, "docs/guides/e2b-methods.md is old: run this with BELLJAR_WRITE=1"

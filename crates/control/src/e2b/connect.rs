@@ -1,0 +1,308 @@
+//! Remote procedure calls of the Connect protocol, in JSON: one body for each where nothing streams, envelopes where something does.
+//!
+//! An envelope is a byte of flags, the length in four bytes, big-endian, and a message. The last one of an answer has the flag 2 and says
+//! how the call ended; JavaScript's SDK takes a stream without it for broken.
+
+use std::sync::Arc;
+
+use api::{Error, ErrorCode};
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::caller::whole;
+use crate::fault::Fault;
+
+use super::fault::{gone, sentence};
+
+/// What one message may have: a piece of standard input, in base64.
+pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
+/// The type of a body with envelopes, without a parameter: Python's SDK compares all of it.
+const STREAMED: &str = "application/connect+json";
+const HEAD_BYTES: usize = 5;
+const LAST: u8 = 2;
+
+/// Why a call failed, by its name on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    InvalidArgument,
+    NotFound,
+    AlreadyExists,
+    PermissionDenied,
+    Unauthenticated,
+    ResourceExhausted,
+    FailedPrecondition,
+    Unimplemented,
+    Internal,
+    Unavailable,
+    DeadlineExceeded,
+}
+
+/// A call that failed.
+#[derive(Debug)]
+pub enum Failed {
+    /// It is refused.
+    Refused(Code, String),
+    /// The sandbox does not run.
+    Gone,
+}
+
+/// What a call answers.
+pub type Called<T> = Result<T, Failed>;
+
+/// The message of a call that is not streamed.
+pub struct Asked<T>(pub T);
+
+impl Code {
+    fn name(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "invalid_argument",
+            Self::NotFound => "not_found",
+            Self::AlreadyExists => "already_exists",
+            Self::PermissionDenied => "permission_denied",
+            Self::Unauthenticated => "unauthenticated",
+            Self::ResourceExhausted => "resource_exhausted",
+            Self::FailedPrecondition => "failed_precondition",
+            Self::Unimplemented => "unimplemented",
+            Self::Internal => "internal",
+            Self::Unavailable => "unavailable",
+            Self::DeadlineExceeded => "deadline_exceeded",
+        }
+    }
+
+    /// The status that belongs to it.
+    pub fn status(self) -> StatusCode {
+        match self {
+            Self::InvalidArgument | Self::FailedPrecondition => StatusCode::BAD_REQUEST,
+            Self::NotFound => StatusCode::NOT_FOUND,
+            Self::AlreadyExists => StatusCode::CONFLICT,
+            Self::PermissionDenied => StatusCode::FORBIDDEN,
+            Self::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Self::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+            Self::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    fn of(code: ErrorCode) -> Self {
+        match code {
+            ErrorCode::InvalidRequest
+            | ErrorCode::LimitExceeded
+            | ErrorCode::SpawnFailed
+            | ErrorCode::NotRegular
+            | ErrorCode::TooLarge
+            | ErrorCode::VersionUnsupported => Self::InvalidArgument,
+            ErrorCode::NotFound => Self::NotFound,
+            ErrorCode::Conflict => Self::FailedPrecondition,
+            ErrorCode::Unsupported | ErrorCode::TierUnavailable => Self::Unimplemented,
+            ErrorCode::Unauthorized => Self::Unauthenticated,
+            ErrorCode::Forbidden => Self::PermissionDenied,
+            ErrorCode::QuotaExceeded | ErrorCode::RateLimited => Self::ResourceExhausted,
+            ErrorCode::Capacity | ErrorCode::StoreUnavailable => Self::Unavailable,
+            ErrorCode::Deadline => Self::DeadlineExceeded,
+            ErrorCode::SandboxLost
+            | ErrorCode::Protocol
+            | ErrorCode::PostureMismatch
+            | ErrorCode::Platform => Self::Internal,
+        }
+    }
+}
+
+impl Failed {
+    /// A refusal of ours.
+    pub fn of(code: Code, message: impl Into<String>) -> Self {
+        Self::Refused(code, message.into())
+    }
+
+    /// How the last envelope says it.
+    fn told(&self) -> Value {
+        let (code, message) = match self {
+            Self::Refused(code, message) => (*code, message.as_str()),
+            Self::Gone => (Code::Unavailable, "The sandbox was not found"),
+        };
+        json!({ "code": code.name(), "message": message })
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        if error.code == ErrorCode::SandboxLost {
+            return Self::Gone;
+        }
+        Self::Refused(Code::of(error.code), sentence(&error))
+    }
+}
+
+impl From<Fault> for Failed {
+    fn from(fault: Fault) -> Self {
+        fault.error().clone().into()
+    }
+}
+
+impl From<node::Error> for Failed {
+    fn from(error: node::Error) -> Self {
+        Fault::from(error).into()
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        match &self {
+            Self::Gone => gone(None),
+            Self::Refused(code, _) => {
+                let mut response = (code.status(), Json(self.told())).into_response();
+                response.extensions_mut().insert(Arc::new(self));
+                response
+            }
+        }
+    }
+}
+
+/// Tells a refusal as the end of a stream, where one was asked for: there a status says nothing to a client.
+pub async fn as_a_stream(response: Response) -> Response {
+    match response.extensions().get::<Arc<Failed>>() {
+        Some(failed) => streamed(Body::from(last(Some(failed)))),
+        None => response,
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
+    type Rejection = Failed;
+
+    async fn from_request(mut request: Request, _: &S) -> Called<Self> {
+        let streams = request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == STREAMED);
+        // Python's SDK says of every body that it is not packed.
+        if request.headers().get(header::CONTENT_ENCODING).is_some_and(|coding| coding == "identity") {
+            request.headers_mut().remove(header::CONTENT_ENCODING);
+        }
+        let bytes = whole(request, MESSAGE_BYTES_MAX).await?.bytes;
+        let message = if streams { only(&bytes)? } else { bytes };
+        // Where everything is as usual, nothing is said.
+        let text: &[u8] = if message.is_empty() { b"{}" } else { &message };
+        let parsed = serde_json::from_slice(text);
+        Ok(Self(
+            parsed.map_err(|error| Failed::of(Code::InvalidArgument, format!("the message is {error}")))?,
+        ))
+    }
+}
+
+/// The one message of a body with envelopes.
+fn only(bytes: &Bytes) -> Called<Bytes> {
+    let mut envelopes = Envelopes::default();
+    envelopes.take(bytes);
+    match envelopes.next() {
+        Ok(Some(message)) => Ok(message),
+        Ok(None) => Err(Failed::of(Code::InvalidArgument, "the body ends before its message does")),
+        Err(failed) => Err(failed),
+    }
+}
+
+/// Messages out of a body that comes in pieces.
+#[derive(Default)]
+pub struct Envelopes(BytesMut);
+
+impl Envelopes {
+    /// Takes a piece.
+    pub fn take(&mut self, piece: &[u8]) {
+        self.0.extend_from_slice(piece);
+    }
+
+    /// The next message that is whole.
+    ///
+    /// # Errors
+    /// It is packed, or longer than any may be.
+    pub fn next(&mut self) -> Called<Option<Bytes>> {
+        let Some((&[flags, a, b, c, d], _)) = self.0.split_first_chunk::<HEAD_BYTES>() else {
+            return Ok(None);
+        };
+        let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
+        if flags & 1 != 0 {
+            return Err(Failed::of(Code::Unimplemented, "the message is packed; send it as it is"));
+        }
+        if length > MESSAGE_BYTES_MAX {
+            let told = format!("the message has {length} bytes, the most is {MESSAGE_BYTES_MAX}");
+            return Err(Failed::of(Code::InvalidArgument, told));
+        }
+        if self.0.len() < HEAD_BYTES + length {
+            return Ok(None);
+        }
+        let mut envelope = self.0.split_to(HEAD_BYTES + length);
+        Ok(Some(envelope.split_off(HEAD_BYTES).freeze()))
+    }
+}
+
+/// A message in an envelope.
+pub fn message(value: &impl Serialize) -> Bytes {
+    envelope(0, value)
+}
+
+/// The last envelope of an answer.
+pub fn last(failed: Option<&Failed>) -> Bytes {
+    match failed {
+        None => envelope(LAST, &json!({})),
+        Some(failed) => envelope(LAST, &json!({ "error": failed.told() })),
+    }
+}
+
+fn envelope(flags: u8, value: &impl Serialize) -> Bytes {
+    // Types of ours: they can be written.
+    let text = serde_json::to_vec(value).unwrap_or_default();
+    let mut bytes = BytesMut::with_capacity(HEAD_BYTES + text.len());
+    bytes.put_u8(flags);
+    bytes.put_u32(u32::try_from(text.len()).unwrap_or(u32::MAX));
+    bytes.extend_from_slice(&text);
+    bytes.freeze()
+}
+
+/// An answer of envelopes.
+pub fn streamed(body: Body) -> Response {
+    let headers = [(header::CONTENT_TYPE, STREAMED), (header::CACHE_CONTROL, "no-store")];
+    (StatusCode::OK, headers, body).into_response()
+}
+
+/// A number of milliseconds or seconds in a header.
+pub fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
+    headers.get(name)?.to_str().ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_whole_however_the_body_is_cut() {
+        let mut body = message(&json!({ "a": 1 })).to_vec();
+        body.extend_from_slice(&message(&json!({ "b": "ö" })));
+        for cut in 1..body.len() {
+            let (mut envelopes, mut found) = (Envelopes::default(), Vec::new());
+            for piece in body.chunks(cut) {
+                envelopes.take(piece);
+                while let Some(message) = envelopes.next().unwrap() {
+                    found.push(serde_json::from_slice::<Value>(&message).unwrap());
+                }
+            }
+            assert_eq!(found, [json!({ "a": 1 }), json!({ "b": "ö" })], "{cut}");
+        }
+    }
+
+    #[test]
+    fn what_is_packed_or_too_long_is_refused() {
+        let next = |bytes: &[u8]| {
+            let mut envelopes = Envelopes::default();
+            envelopes.take(bytes);
+            envelopes.next()
+        };
+        assert!(matches!(next(&[1, 0, 0, 0, 0]), Err(Failed::Refused(Code::Unimplemented, _))));
+        assert!(matches!(next(&[0, 255, 0, 0, 0]), Err(Failed::Refused(Code::InvalidArgument, _))));
+        assert!(matches!(next(&[0, 0, 0, 0, 1]), Ok(None)));
+        assert_eq!(&last(None)[..], b"\x02\0\0\0\x02{}");
+    }
+}

@@ -1,0 +1,352 @@
+//! Sandboxes, as E2B's SDKs ask for them: create, connect, kill, list, timeout, metrics, logs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::account::Role;
+use api::limits::{DEADLINE_MS_MAX, Limits, WantedLimits};
+use api::sandbox::{CreateSandbox, Sandbox, SandboxState};
+use api::{Error, ErrorCode};
+use axum::Json;
+use axum::extract::{OriginalUri, Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use node::clock;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::account::Rate;
+use crate::audit::Act;
+use crate::caller::{Caller, Idempotency};
+use crate::platform::Platform;
+
+use super::fault::{By, Given, Told, not_offered};
+use super::network::{Network, opened};
+use super::shown::{self, ours};
+use super::time::rfc3339;
+
+/// How long a sandbox lives whose client does not say; the older route had less.
+const TIMEOUT_S: u64 = 300;
+const TIMEOUT_V1_S: u64 = 15;
+/// Between the two looks from which the use of processors is reckoned.
+const MEASURED_FOR: Duration = Duration::from_millis(100);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Create {
+    #[serde(rename = "templateID")]
+    template: String,
+    timeout: Option<u64>,
+    #[serde(default)]
+    metadata: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    env_vars: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    auto_pause: Option<bool>,
+    #[serde(default)]
+    auto_resume: Option<Value>,
+    #[serde(default, rename = "allow_internet_access")]
+    internet: Option<bool>,
+    #[serde(default)]
+    network: Option<Network>,
+    #[serde(default)]
+    mcp: Option<Value>,
+    #[serde(default)]
+    iam: Option<Value>,
+    #[serde(default)]
+    volume_mounts: Option<Vec<Value>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub struct Wanted {
+    timeout: Option<u64>,
+    duration: Option<u64>,
+    memory: Option<bool>,
+}
+
+impl Create {
+    /// Refuses what is not here, by name.
+    fn check(&self) -> Told<()> {
+        let is = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
+        let resumes = self.auto_resume.as_ref().is_some_and(|value| value["enabled"] == true);
+        for (what, asked, instead) in [
+            ("autoPause", self.auto_pause == Some(true), "Give it a longer timeout; it lives up to a day."),
+            ("autoResume", resumes, "Give it a longer timeout; it lives up to a day."),
+            ("mcp", is(&self.mcp), "This server speaks MCP itself, at /mcp: docs/guides/mcp.md."),
+            ("iam", is(&self.iam), "Bind a secret to a host by a policy: docs/guides/secrets.md."),
+            (
+                "volumeMounts",
+                self.volume_mounts.as_ref().is_some_and(|all| !all.is_empty()),
+                "Put a dataset into the sandbox, or write its files.",
+            ),
+        ] {
+            if asked {
+                return Err(not_offered(&format!("option {what}"), instead));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes a sandbox.
+pub async fn create(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    (OriginalUri(uri), headers): (OriginalUri, HeaderMap),
+    By(Idempotency(key)): By<Idempotency>,
+    Given(ask): Given<Create>,
+) -> Told<(StatusCode, Json<Value>)> {
+    caller.require(Role::Write)?;
+    caller.pace(Rate::Create)?;
+    ask.check()?;
+    let usual = if uri.path().starts_with("/v2/") { TIMEOUT_S } else { TIMEOUT_V1_S };
+    let network = ask.network.clone().unwrap_or_default();
+    let ttl_ms = lifetime(ask.timeout.unwrap_or(usual));
+    let request = CreateSandbox {
+        template: ours(&ask.template).to_owned(),
+        limits: WantedLimits { ttl_ms: Some(ttl_ms), ..WantedLimits::default() },
+        // Only its time ends it.
+        idle_ms: DEADLINE_MS_MAX,
+        labels: ask.metadata.unwrap_or_default(),
+        env: ask.env_vars.unwrap_or_default(),
+        // Older clients always say that they want it; whoever may not have it gets what everybody gets.
+        policy: network.policy(ask.internet.filter(|internet| !internet || caller.quota.open))?,
+        ..CreateSandbox::default()
+    };
+    let (sandbox, _) = platform.create(&caller.account, request, key).await?;
+    crate::trace::about(&sandbox.id);
+    if network.allow_public_traffic != Some(false) {
+        opened(&platform, &caller, &sandbox.id, true)?;
+    }
+    Ok((StatusCode::CREATED, Json(shown::opened(&platform, &sandbox, &headers))))
+}
+
+/// Tells what opens a sandbox, and has it live at least so long from now on. One that stands still goes on.
+pub async fn connect(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Path(named): Path<String>,
+    headers: HeaderMap,
+    Given(ask): Given<Wanted>,
+) -> Told<(StatusCode, Json<Value>)> {
+    caller.require(Role::Write)?;
+    let sandbox = alive(&platform, &caller, &named).await?;
+    let wanted = Duration::from_millis(lifetime(ask.timeout.unwrap_or(TIMEOUT_S)));
+    Limits { ttl_ms: clock::millis(wanted), ..sandbox.limits }.check()?;
+    let status = if platform.node.resume(&sandbox.id, wanted).await? {
+        platform.note(&caller, Act::Resume, |entry| entry.sandbox(&sandbox.id));
+        told(&platform, &sandbox).await;
+        StatusCode::CREATED
+    } else {
+        if platform.node.time_left(&sandbox.id).is_some_and(|left| left < wanted) {
+            live_for(&platform, &caller, &sandbox, wanted).await?;
+        }
+        StatusCode::OK
+    };
+    Ok((status, Json(shown::opened(&platform, &sandbox, &headers))))
+}
+
+/// The same, as the oldest clients ask for it.
+pub async fn resume(
+    caller: By<Caller>,
+    platform: State<Arc<Platform>>,
+    named: Path<String>,
+    headers: HeaderMap,
+    ask: Given<Wanted>,
+) -> Told<(StatusCode, Json<Value>)> {
+    let (_, body) = connect(caller, platform, named, headers, ask).await?;
+    Ok((StatusCode::CREATED, body))
+}
+
+/// How a sandbox is doing.
+pub async fn look(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Path(named): Path<String>,
+    headers: HeaderMap,
+) -> Told<Json<Value>> {
+    let sandbox = alive(&platform, &caller, &named).await?;
+    Ok(Json(shown::detailed(&platform, &sandbox, &headers)))
+}
+
+/// Ends a sandbox.
+pub async fn kill(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Path(named): Path<String>,
+) -> Told<StatusCode> {
+    caller.require(Role::Write)?;
+    let sandbox = alive(&platform, &caller, &named).await?;
+    platform.stop(&caller, sandbox.id.as_str()).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Has a sandbox live so long from now on, longer or shorter.
+pub async fn timeout(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Path(named): Path<String>,
+    Given(ask): Given<Wanted>,
+) -> Told<StatusCode> {
+    caller.require(Role::Write)?;
+    let seconds = ask.timeout.ok_or_else(|| Error::invalid("timeout is missing", "Send it, in seconds."))?;
+    let sandbox = alive(&platform, &caller, &named).await?;
+    live_for(&platform, &caller, &sandbox, Duration::from_millis(lifetime(seconds))).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Has a sandbox live at least so long from now on.
+pub async fn refresh(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Path(named): Path<String>,
+    Given(ask): Given<Wanted>,
+) -> Told<StatusCode> {
+    caller.require(Role::Write)?;
+    let sandbox = alive(&platform, &caller, &named).await?;
+    let wanted = Duration::from_millis(lifetime(ask.duration.unwrap_or(TIMEOUT_V1_S)));
+    if platform.node.time_left(&sandbox.id).is_some_and(|left| left < wanted) {
+        live_for(&platform, &caller, &sandbox, wanted).await?;
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What a sandbox uses now: one measurement, since none are kept.
+pub async fn metrics(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Path(named): Path<String>,
+) -> Told<Json<Value>> {
+    let sandbox = alive(&platform, &caller, &named).await?;
+    let before = platform.node.usage(&sandbox.id).await?;
+    let began = tokio::time::Instant::now();
+    tokio::time::sleep(MEASURED_FOR).await;
+    let now = platform.node.usage(&sandbox.id).await?;
+    let cores = sandbox.limits.cpu_millis.div_ceil(1000).max(1);
+    let took_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
+    let used = now.cpu_us.saturating_sub(before.cpu_us).saturating_mul(10_000) / took_us / cores;
+    let at_ms = clock::wall_ms();
+    Ok(Json(json!([{
+        "timestamp": rfc3339(at_ms),
+        "timestampUnix": at_ms / 1000,
+        "cpuCount": cores,
+        "cpuUsedPct": Value::from(used as f64 / 100.0),
+        "memUsed": now.sandbox_memory_bytes,
+        "memTotal": sandbox.limits.memory_bytes,
+        "memCache": 0,
+        // Nobody measures it from outside; what may be used is known.
+        "diskUsed": 0,
+        "diskTotal": sandbox.limits.disk_bytes,
+    }])))
+}
+
+/// What was asked of a sandbox, as far as it is kept.
+pub async fn logs(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Path(named): Path<String>,
+) -> Told<Json<Value>> {
+    let sandbox = platform.sandbox(&caller, &named).await?;
+    let traces = platform.traces.recorder.traces(&sandbox.id, None);
+    let entries: Vec<_> = traces
+        .iter()
+        .map(|trace| {
+            let name = trace.steps.first().map(|step| step.name.as_str()).unwrap_or_default();
+            let at = rfc3339(trace.at_ms);
+            json!({ "timestamp": at, "message": name, "line": name, "level": "info", "fields": {} })
+        })
+        .collect();
+    Ok(Json(json!({ "logs": entries, "logEntries": entries })))
+}
+
+/// Has a sandbox stand still, with what it has in memory.
+pub async fn pause(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Path(named): Path<String>,
+    Given(ask): Given<Wanted>,
+) -> Told<StatusCode> {
+    caller.require(Role::Write)?;
+    let sandbox = alive(&platform, &caller, &named).await?;
+    if ask.memory == Some(false) {
+        return Err(not_offered("pause without memory", "Leave `memory` out: it is kept."));
+    }
+    platform.note(&caller, Act::Pause, |entry| entry.sandbox(&sandbox.id));
+    if !platform.node.pause(&sandbox.id).await? {
+        let error =
+            Error { code: ErrorCode::Conflict, ..Error::invalid("the sandbox is paused already", "") };
+        return Err(error.into());
+    }
+    told(&platform, &sandbox).await;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Snapshots are not here.
+pub async fn no_snapshots(_: By<Caller>) -> Told<StatusCode> {
+    Err(not_offered(
+        "snapshots",
+        "Build a template with what a sandbox should have: docs/guides/templates.md.",
+    ))
+}
+
+/// Templates are built by whoever has the machine.
+pub async fn no_templates(_: By<Caller>) -> Told<StatusCode> {
+    Err(not_offered(
+        "builder of templates",
+        "Build one with `belljar template build`: docs/guides/templates.md.",
+    ))
+}
+
+/// Volumes are not here.
+pub async fn no_volumes(_: By<Caller>) -> Told<StatusCode> {
+    Err(not_offered("volumes", "Keep files as a dataset, or in a session: docs/guides/files.md."))
+}
+
+/// Secrets of this kind are not here.
+pub async fn no_secrets(_: By<Caller>) -> Told<StatusCode> {
+    Err(not_offered("secrets of this kind", "Use `belljar secret`: docs/guides/secrets.md."))
+}
+
+/// How long a sandbox lives, in milliseconds: what is too short is the shortest there is.
+fn lifetime(seconds: u64) -> u64 {
+    seconds.saturating_mul(1000).max(Limits::MIN.ttl_ms)
+}
+
+async fn live_for(platform: &Platform, caller: &Caller, sandbox: &Sandbox, ttl: Duration) -> Told<()> {
+    let limits = Limits { ttl_ms: clock::millis(ttl), ..sandbox.limits };
+    limits.check()?;
+    platform.note(caller, Act::Lease, |entry| entry.sandbox(&sandbox.id));
+    let shown = platform.node.live_for(&sandbox.id, ttl).await?;
+    // The node keeps it; the store shows it later if it cannot take it now.
+    let _ = platform.store.moved(&shown).await;
+    Ok(())
+}
+
+/// A sandbox that has not ended and is not about to.
+async fn alive(platform: &Platform, caller: &Caller, named: &str) -> Told<Sandbox> {
+    let sandbox = platform.running(caller, named).await?;
+    if sandbox.state == SandboxState::Stopping {
+        return Err(node::live::not_running(&sandbox).into());
+    }
+    Ok(sandbox)
+}
+
+/// Has the store show what the node has written down; it shows it later if it cannot now.
+async fn told(platform: &Platform, sandbox: &Sandbox) {
+    if let Some(shown) = platform.node.find(&sandbox.id) {
+        let _ = platform.store.moved(&shown).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_have_names_of_ours() {
+        assert_eq!((ours("base"), ours("base:default")), ("workstation", "workstation"));
+        assert_eq!(ours("code-interpreter-v1"), "code-interpreter-v1");
+        assert_eq!((lifetime(0), lifetime(300)), (Limits::MIN.ttl_ms, 300_000));
+    }
+}

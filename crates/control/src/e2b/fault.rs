@@ -1,0 +1,105 @@
+//! Refusals in the words that E2B's SDKs understand: the control API's, with the status again as `code`.
+
+use api::limits::BODY_BYTES_MAX;
+use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId};
+use axum::Json;
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use crate::caller::whole;
+use crate::fault::Fault;
+
+/// A refusal whose body says its status once more: JavaScript's SDK reads it there, Python's breaks without it.
+#[derive(Debug)]
+pub struct Refused(Fault);
+
+/// What the handlers of the control API answer.
+pub type Told<T> = Result<T, Refused>;
+
+impl<F: Into<Fault>> From<F> for Refused {
+    fn from(fault: F) -> Self {
+        Self(fault.into())
+    }
+}
+
+/// What a request brings, refused in these words where it does not.
+pub struct By<T>(pub T);
+
+impl<S: Sync, T: FromRequestParts<S, Rejection = Fault>> FromRequestParts<S> for By<T> {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Told<Self> {
+        Ok(Self(T::from_request_parts(parts, state).await?))
+    }
+}
+
+/// A body, likewise.
+pub struct Given<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Given<T> {
+    type Rejection = Refused;
+
+    async fn from_request(request: Request, _: &S) -> Told<Self> {
+        let bytes = whole(request, BODY_BYTES_MAX).await?.bytes;
+        // Older clients send nothing where everything is as usual.
+        let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+        let wrong = |error| {
+            Error::invalid(
+                format!("the body is not what was expected: {error}"),
+                "Mend what the message names.",
+            )
+        };
+        Ok(Self(serde_json::from_slice(text).map_err(wrong)?))
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let error = self.0.error().clone();
+        let told = sentence(&error);
+        let (mut head, _) = self.0.into_response().into_parts();
+        // What has ended is not there for these clients.
+        if error.code == ErrorCode::SandboxLost {
+            head.status = StatusCode::NOT_FOUND;
+        }
+        // Theirs is 422 for a body that cannot be understood, and they show the text of 400 only.
+        if head.status == StatusCode::UNPROCESSABLE_ENTITY {
+            head.status = StatusCode::BAD_REQUEST;
+        }
+        let body = json!({ "code": head.status.as_u16(), "message": told, "error_code": error.code.name() });
+        let mut response = (head.status, Json(body)).into_response();
+        if let Some(after) = head.headers.remove(axum::http::header::RETRY_AFTER) {
+            response.headers_mut().insert(axum::http::header::RETRY_AFTER, after);
+        }
+        response
+    }
+}
+
+/// What went wrong and what to do about it, in one text: these clients show one.
+pub fn sentence(error: &Error) -> String {
+    if error.fix.is_empty() { error.message.clone() } else { format!("{}. {}", error.message, error.fix) }
+}
+
+/// The answer for a sandbox that does not run: from this text the SDKs know that it is not the request.
+pub fn gone(sandbox: Option<&SandboxId>) -> Response {
+    let id = sandbox.map(SandboxId::as_str).unwrap_or_default();
+    let body = json!({ "sandboxId": id, "message": "The sandbox was not found", "code": 502 });
+    (StatusCode::BAD_GATEWAY, Json(body)).into_response()
+}
+
+/// The error for what E2B has and this server does not.
+pub fn not_offered(what: &str, instead: &str) -> Refused {
+    let error = Error {
+        code: ErrorCode::Unsupported,
+        message: format!("this server has no {what}"),
+        layer: Layer::Platform,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: instead.into(),
+    };
+    Refused(Fault::from(error).status(StatusCode::NOT_IMPLEMENTED))
+}

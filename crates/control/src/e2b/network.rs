@@ -1,0 +1,166 @@
+//! E2B's network options as a policy. What a policy cannot say is refused by name, never left out.
+
+use std::sync::Arc;
+
+use api::policy::Policy;
+use api::{Error, SandboxId};
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::audit::Act;
+use crate::caller::Caller;
+use crate::platform::Platform;
+use api::account::Role;
+
+use super::fault::{By, Given, Told, not_offered};
+
+/// What stands for every host.
+const EVERYTHING: [&str; 5] = ["0.0.0.0/0", "::/0", "*", "ALL_TRAFFIC", "0.0.0.0"];
+
+/// What may leave a sandbox, and who may reach its ports.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Network {
+    allow_out: Vec<String>,
+    deny_out: Vec<String>,
+    pub(super) allow_public_traffic: Option<bool>,
+    #[serde(rename = "allow_internet_access")]
+    internet: Option<bool>,
+    mask_request_host: Option<Value>,
+    https_ports: Option<Value>,
+    dns_servers: Option<Value>,
+    egress_proxy: Option<Value>,
+    rules: Option<Value>,
+}
+
+impl Network {
+    /// The policy that these options and the older one, which says all or nothing, come to; none where nothing is said.
+    ///
+    /// # Errors
+    /// Something is said that no policy can.
+    pub fn policy(&self, internet: Option<bool>) -> Told<Option<Policy>> {
+        for (name, value) in [
+            ("maskRequestHost", &self.mask_request_host),
+            ("httpsPorts", &self.https_ports),
+            ("dnsServers", &self.dns_servers),
+            ("egressProxy", &self.egress_proxy),
+            ("rules", &self.rules),
+        ] {
+            if value.as_ref().is_some_and(is_something) {
+                let instead = "Leave it out; a policy names hosts, ports, methods, paths and secrets: docs/guides/network.md.";
+                return Err(not_offered(&format!("network option {name}"), instead));
+            }
+        }
+        let internet = self.internet.or(internet);
+        let is_all = |hosts: &[String]| hosts.iter().any(|host| EVERYTHING.contains(&host.as_str()));
+        let some: Vec<&String> =
+            self.deny_out.iter().filter(|host| !EVERYTHING.contains(&host.as_str())).collect();
+        let denied = internet == Some(false) || is_all(&self.deny_out);
+        if let (false, Some(host)) = (denied || !self.allow_out.is_empty(), some.first()) {
+            let fix = "Deny everything (0.0.0.0/0) and name what is allowed: here all is denied that is not allowed.";
+            return Err(Error::invalid(format!("denyOut names {host}, and not everything"), fix).into());
+        }
+        if self.allow_out.is_empty() {
+            return Ok(match (denied, internet) {
+                (true, _) => Some(Policy::default()),
+                (false, Some(true)) => Some(Policy { open: true, ..Policy::default() }),
+                (false, _) => None,
+            });
+        }
+        if is_all(&self.allow_out) {
+            return Ok(Some(Policy { open: true, ..Policy::default() }));
+        }
+        let hosts: Vec<&str> =
+            self.allow_out.iter().map(|host| host.strip_suffix("/32").unwrap_or(host)).collect();
+        // A slash would be the path of a rule.
+        if let Some(range) = hosts.iter().find(|host| host.contains(['/', ' ', '='])) {
+            let fix = "Name hosts or single addresses; a policy has no ranges.";
+            return Err(Error::invalid(format!("allowOut names {range}, which is no host"), fix).into());
+        }
+        Ok(Some(Policy::of_words(&hosts)?))
+    }
+}
+
+/// Gives a sandbox other options; what is left out is as if it had never been said.
+pub async fn put(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Path(named): Path<String>,
+    Given(network): Given<Network>,
+) -> Told<StatusCode> {
+    caller.require(Role::Write)?;
+    let policy = network.policy(None)?.unwrap_or_default();
+    policy.check()?;
+    if policy.open && !caller.quota.open {
+        return Err(node::plan::not_open(&caller.key.project).into());
+    }
+    let sandbox = platform.running(&caller, &named).await?;
+    platform
+        .note(&caller, Act::Policy, |entry| entry.sandbox(&sandbox.id).detail(&policy.words().join(", ")));
+    let shown = platform.node.set_policy(&sandbox.id, policy)?;
+    // The node keeps it; the store shows it later if it cannot take it now.
+    let _ = platform.store.moved(&shown).await;
+    if let Some(public) = network.allow_public_traffic {
+        opened(&platform, &caller, &sandbox.id, public)?;
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lets everybody reach the ports of a sandbox, or only whoever shows its token.
+pub(super) fn opened(platform: &Platform, caller: &Caller, sandbox: &SandboxId, public: bool) -> Told<()> {
+    let detail = if public { "all to everybody" } else { "all by token only" };
+    platform.note(caller, Act::Port, |entry| entry.sandbox(sandbox).detail(detail));
+    platform.node.publish_all(sandbox, public)?;
+    Ok(())
+}
+
+fn is_something(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::Array(all) => !all.is_empty(),
+        Value::Object(all) => !all.is_empty(),
+        Value::String(text) => !text.is_empty(),
+        Value::Bool(_) | Value::Number(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(text: &str) -> Network {
+        serde_json::from_str(text).unwrap()
+    }
+
+    fn words(text: &str, internet: Option<bool>) -> Option<Vec<String>> {
+        said(text).policy(internet).unwrap().map(|policy| policy.words())
+    }
+
+    #[test]
+    fn options_are_a_policy() {
+        assert_eq!(words("{}", None), None);
+        assert_eq!(words("{}", Some(false)), Some(vec![]));
+        assert_eq!(words("{}", Some(true)), Some(vec!["open".into()]));
+        assert_eq!(words(r#"{"denyOut":["0.0.0.0/0"]}"#, None), Some(vec![]));
+        let some = r#"{"denyOut":["0.0.0.0/0"],"allowOut":["a.org","8.8.8.8/32"]}"#;
+        assert_eq!(words(some, None), Some(vec!["a.org".into(), "8.8.8.8".into()]));
+        assert_eq!(words(r#"{"allowOut":["a.org"]}"#, Some(true)), Some(vec!["a.org".into()]));
+        assert_eq!(words(r#"{"allow_internet_access":false}"#, None), Some(vec![]));
+    }
+
+    #[test]
+    fn what_no_policy_can_say_is_refused() {
+        for text in [
+            r#"{"denyOut":["1.2.3.4/32"]}"#,
+            r#"{"rules":{"a.org":[{"transform":{"headers":{}}}]}}"#,
+            r#"{"egressProxy":{"address":"a:1"}}"#,
+            r#"{"dnsServers":["1.1.1.1"]}"#,
+            r#"{"allowOut":["10.0.0.0/8"],"denyOut":["0.0.0.0/0"]}"#,
+        ] {
+            assert!(said(text).policy(None).is_err(), "{text}");
+        }
+        assert!(said(r#"{"rules":{},"dnsServers":[]}"#).policy(None).is_ok());
+    }
+}

@@ -1,0 +1,163 @@
+//! What code writes and shows, as lines that clients of E2B's code interpreter read.
+
+use api::code::{Bundle, Exception, Loss, RunResult};
+use api::exec::{ExecEnd, Outcome};
+use api::output::OutputLine;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use node::clock;
+use serde_json::{Map, Value, json};
+
+use super::time::rfc3339;
+
+/// The text of what was written. These clients know text only.
+pub fn written(line: &OutputLine) -> Option<String> {
+    let OutputLine::Data { text, base64, .. } = line else { return None };
+    let bytes = || base64.as_ref().and_then(|packed| STANDARD.decode(packed).ok()).unwrap_or_default();
+    Some(text.clone().unwrap_or_else(|| String::from_utf8_lossy(&bytes()).into_owned()))
+}
+
+pub fn text(name: &str, text: &str) -> Value {
+    json!({ "type": name, "text": text, "timestamp": rfc3339(clock::wall_ms()) })
+}
+
+/// What code shows, as these clients know it. What they do not is said on standard error, if it matters.
+pub fn result(result: RunResult) -> Option<Value> {
+    match result {
+        RunResult::Value(bundle) => Some(bundled(bundle, true)),
+        RunResult::Display(bundle) => Some(bundled(bundle, false)),
+        RunResult::Error(Exception { name, message, text, .. }) => {
+            Some(json!({ "type": "error", "name": name, "value": message, "traceback": text }))
+        }
+        RunResult::Refused { error } => {
+            let told = super::fault::sentence(&error);
+            Some(json!({ "type": "error", "name": error.code.name(), "value": told, "traceback": told }))
+        }
+        RunResult::Restarted { because } => {
+            let why = match because {
+                Loss::Ended => "it had ended",
+                Loss::Killed => "it was killed",
+                Loss::Oom => "its memory was used up",
+                Loss::Restarted => "it was told to",
+            };
+            Some(text("stderr", &format!("[the interpreter began anew, without its variables: {why}]\n")))
+        }
+        RunResult::Omitted { bytes, .. } => {
+            Some(text("stderr", &format!("[a result of {bytes} bytes is too large and was left out]\n")))
+        }
+        RunResult::Late { stdout, stderr } => {
+            let whole = stdout + &stderr;
+            (!whole.is_empty()).then(|| text("stdout", &whole))
+        }
+        RunResult::NotInstalled { module, why, .. } => {
+            Some(text("stderr", &format!("[{module} was not installed: {why}]\n")))
+        }
+        RunResult::Clear { .. } | RunResult::Installed { .. } | RunResult::Plain { .. } => None,
+    }
+}
+
+fn bundled(bundle: Bundle, is_main: bool) -> Value {
+    let mut told =
+        Map::from_iter([("type".into(), "result".into()), ("is_main_result".into(), is_main.into())]);
+    let mut extra = Map::new();
+    for (kind, value) in bundle.data {
+        let name = match kind.as_str() {
+            "text/plain" => "text",
+            "text/html" => "html",
+            "text/markdown" => "markdown",
+            "image/svg+xml" => "svg",
+            "image/png" => "png",
+            "image/jpeg" => "jpeg",
+            "application/pdf" => "pdf",
+            "text/latex" => "latex",
+            "application/json" => "json",
+            "application/javascript" => "javascript",
+            _ => {
+                extra.insert(kind, value);
+                continue;
+            }
+        };
+        let value = match (name, value) {
+            ("text", Value::String(text)) => Value::String(unquoted(&text).to_owned()),
+            (_, value) => value,
+        };
+        told.insert(name.into(), value);
+    }
+    if let Some(chart) = bundle.chart {
+        told.insert("chart".into(), chart);
+    }
+    if !extra.is_empty() {
+        told.insert("extra".into(), Value::Object(extra));
+    }
+    Value::Object(told)
+}
+
+/// A text whose quotes are those of its representation, without them.
+fn unquoted(text: &str) -> &str {
+    let inner = text.strip_prefix('\'').and_then(|text| text.strip_suffix('\''));
+    inner.unwrap_or(text)
+}
+
+/// An end that code itself cannot tell.
+pub fn ended(end: &ExecEnd) -> Option<Value> {
+    let (name, told) = match &end.outcome {
+        Outcome::Exited { .. } | Outcome::SandboxLost { .. } | Outcome::Unknown => return None,
+        Outcome::Signaled { signal } => ("KernelDied", format!("the code was ended by signal {signal}")),
+        Outcome::Oom => ("MemoryError", "the memory of the sandbox was used up".to_owned()),
+        Outcome::Timeout => ("TimeoutError", "the code ran longer than it may".to_owned()),
+        Outcome::OutputLimit => ("OutputLimit", "the code wrote more than it may".to_owned()),
+        Outcome::Cancelled => ("KeyboardInterrupt", "the code was interrupted".to_owned()),
+    };
+    let state = if end.state_lost { "; its variables are gone" } else { "" };
+    let told = format!("{told}{state}");
+    Some(json!({ "type": "error", "name": name, "value": told, "traceback": told }))
+}
+
+/// A line of JSON in ASCII.
+pub fn ascii(value: &Value) -> String {
+    let mut line = String::new();
+    for character in value.to_string().chars() {
+        if character.is_ascii() {
+            line.push(character);
+        } else {
+            let mut units = [0; 2];
+            for unit in character.encode_utf16(&mut units) {
+                line.push_str(&format!("\\u{unit:04x}"));
+            }
+        }
+    }
+    line.push('\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn lines_are_ascii_and_mean_the_same() {
+        let value = json!({ "text": "☕ é 😀 \n \"" });
+        let line = ascii(&value);
+        assert!(line.is_ascii() && line.ends_with('\n') && line.lines().count() == 1, "{line}");
+        assert_eq!(serde_json::from_str::<Value>(&line).unwrap(), value);
+    }
+
+    #[test]
+    fn a_bundle_is_told_by_short_names() {
+        let bundle = Bundle {
+            data: BTreeMap::from([
+                ("text/plain".into(), json!("'it''s'")),
+                ("image/png".into(), json!("aGk=")),
+                ("x/y".into(), json!(1)),
+            ]),
+            chart: Some(json!({ "type": "line" })),
+            ..Bundle::default()
+        };
+        let told = bundled(bundle, true);
+        assert_eq!(told["text"], "it''s");
+        assert_eq!((&told["png"], &told["extra"]["x/y"]), (&json!("aGk="), &json!(1)));
+        assert_eq!((&told["chart"]["type"], &told["is_main_result"]), (&json!("line"), &json!(true)));
+    }
+}

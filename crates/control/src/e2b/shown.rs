@@ -1,0 +1,93 @@
+//! Sandboxes as E2B shows them.
+
+use std::sync::Arc;
+
+use api::sandbox::Sandbox;
+use axum::http::HeaderMap;
+use axum::http::header::HOST;
+use node::clock;
+use serde_json::{Value, json};
+
+use crate::platform::Platform;
+
+use super::time::rfc3339;
+use super::who::token;
+
+/// The release of E2B's agent whose features are here: clients decide by it what they ask for.
+pub const AGENT_VERSION: &str = "0.6.13";
+/// Older clients show it and nobody uses it.
+const CLIENT: &str = "belljar";
+
+/// What E2B calls `base` has another name here: ours has another user.
+const NAMES: (&str, &str) = ("base", "workstation");
+
+/// The name that a template of E2B's has here; what follows a colon there says which of them, and here there is one.
+pub fn ours(template: &str) -> &str {
+    let name = template.split(':').next().unwrap_or_default();
+    if name == NAMES.0 { NAMES.1 } else { name }
+}
+
+/// The name that a template of ours has there.
+fn theirs(template: &str) -> &str {
+    if template == NAMES.1 { NAMES.0 } else { template }
+}
+
+/// What whoever creates a sandbox or connects to it is told: what opens it, and where it is.
+pub fn opened(platform: &Arc<Platform>, sandbox: &Sandbox, headers: &HeaderMap) -> Value {
+    let (_, ports) = platform.node.ports(&sandbox.id).unwrap_or_default();
+    let reached = headers.get(HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    json!({
+        "sandboxID": sandbox.id,
+        "templateID": theirs(&sandbox.template),
+        "alias": theirs(&sandbox.template),
+        "clientID": CLIENT,
+        "envdVersion": AGENT_VERSION,
+        "envdAccessToken": token(&ports),
+        "trafficAccessToken": ports.token,
+        "domain": platform.ports.domain.authority(reached, false),
+    })
+}
+
+/// How a sandbox is doing.
+pub fn detailed(platform: &Arc<Platform>, sandbox: &Sandbox, headers: &HeaderMap) -> Value {
+    let mut shown = listed(platform, sandbox);
+    let opened = opened(platform, sandbox, headers);
+    for name in ["envdAccessToken", "domain"] {
+        put(&mut shown, name, opened.get(name).cloned().unwrap_or_default());
+    }
+    put(&mut shown, "allowInternetAccess", sandbox.policy.open.into());
+    put(&mut shown, "lifecycle", json!({ "autoResume": false, "onTimeout": "kill" }));
+    shown
+}
+
+/// The same among others, without what opens it.
+pub fn listed(platform: &Arc<Platform>, sandbox: &Sandbox) -> Value {
+    let left = platform.node.time_left(&sandbox.id).unwrap_or_default();
+    let limits = sandbox.limits;
+    json!({
+        "sandboxID": sandbox.id,
+        "templateID": theirs(&sandbox.template),
+        "alias": theirs(&sandbox.template),
+        "clientID": CLIENT,
+        "envdVersion": AGENT_VERSION,
+        "startedAt": rfc3339(sandbox.created_at_ms),
+        "endAt": rfc3339(clock::wall_ms().saturating_add(clock::millis(left))),
+        "cpuCount": limits.cpu_millis.div_ceil(1000),
+        "memoryMB": limits.memory_bytes >> 20,
+        "diskSizeMB": limits.disk_bytes >> 20,
+        "metadata": sandbox.labels,
+        "state": state(sandbox),
+    })
+}
+
+/// Whether it runs or is paused: there is nothing else to these clients.
+pub fn state(sandbox: &Sandbox) -> &'static str {
+    if sandbox.paused { "paused" } else { "running" }
+}
+
+/// Puts something into an object.
+pub fn put(object: &mut Value, name: &str, value: Value) {
+    if let Some(object) = object.as_object_mut() {
+        object.insert(name.to_owned(), value);
+    }
+}

@@ -1,0 +1,234 @@
+//! What happens to files: told as it happens, or kept for whoever asks again and again.
+//!
+//! Python's synchronous SDK asks; everybody else listens. What is kept for one who asks is bounded, and so is how long for one who does
+//! not come back.
+
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::SandboxId;
+use api::files::{Change, FileAsk, FileEvent, FilePath};
+use axum::Json;
+use axum::body::Body;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::stream;
+use node::Watching;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
+
+use crate::audit::hex;
+use crate::output::place;
+
+use super::connect::{Asked, Called, Code, Failed, last, message, number, streamed};
+use super::shown::put;
+use super::who::Inside;
+
+const ALIVE_EVERY: Duration = Duration::from_secs(30);
+/// Whoever asks asks more often than this.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+/// Events that are kept for one who asks.
+const EVENTS_MAX: usize = 10_000;
+/// Those who ask, of one sandbox.
+const WATCHERS_MAX: usize = 64;
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Watch {
+    path: String,
+    recursive: bool,
+    include_entry: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Watcher {
+    watcher_id: String,
+}
+
+/// Those who ask.
+#[derive(Default)]
+pub struct Watchers(Arc<Mutex<HashMap<(SandboxId, String), Kept>>>);
+
+struct Kept {
+    events: VecDeque<Value>,
+    /// Why nothing more will come.
+    ended: Option<Failed>,
+    asked: Instant,
+    task: AbortHandle,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Somebody who listens.
+struct Listener {
+    inside: Inside,
+    _place: OwnedSemaphorePermit,
+    watching: Watching,
+    root: String,
+    entries: bool,
+}
+
+/// Tells what happens to files from now on.
+pub async fn stream(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Watch>) -> Called<Response> {
+    let every = number(&headers, "keepalive-ping-interval").filter(|seconds| *seconds > 0);
+    let every = every.map_or(ALIVE_EVERY, Duration::from_secs).min(ALIVE_EVERY);
+    let listener = Listener::of(inside, &ask).await?;
+    let first = message(&json!({ "start": {} }));
+    let body = stream::unfold(Some((listener, Some(first))), move |state| async move {
+        let (mut listener, first) = state?;
+        if let Some(first) = first {
+            return Some((Ok::<Bytes, Infallible>(first), Some((listener, None))));
+        }
+        Some(match listener.next(every).await {
+            Ok(None) => (Ok(message(&json!({ "keepalive": {} }))), Some((listener, None))),
+            Ok(Some(event)) => (Ok(message(&json!({ "filesystem": event }))), Some((listener, None))),
+            Err(failed) => (Ok(last(Some(&failed))), None),
+        })
+    });
+    Ok(streamed(Body::from_stream(body)))
+}
+
+/// Keeps what happens to files from now on, for whoever asks for it.
+pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Value>> {
+    let (all, sandbox) = (Arc::clone(&inside.platform.e2b.watchers.0), inside.sandbox.clone());
+    let id = hex(&node::machine::random::<16>()?);
+    {
+        let mut all = locked(&all);
+        all.retain(|_, kept| kept.asked.elapsed() < FORGOTTEN_AFTER);
+        if all.keys().filter(|(of, _)| *of == sandbox).count() >= WATCHERS_MAX {
+            let told = format!("{WATCHERS_MAX} watchers of the sandbox are open, the most there may be");
+            return Err(Failed::of(Code::ResourceExhausted, told));
+        }
+    }
+    let mut listener = Listener::of(inside, &ask).await?;
+    let key = (sandbox, id.clone());
+    let (of, others) = (key.clone(), Arc::clone(&all));
+    let task = tokio::spawn(async move {
+        loop {
+            let heard = listener.next(FORGOTTEN_AFTER).await;
+            let mut all = locked(&others);
+            let Some(kept) = all.get_mut(&of).filter(|kept| kept.asked.elapsed() < FORGOTTEN_AFTER) else {
+                all.remove(&of);
+                return;
+            };
+            match heard {
+                Ok(None) => {}
+                Ok(Some(event)) => {
+                    if kept.events.len() >= EVENTS_MAX {
+                        kept.events.pop_front();
+                    }
+                    kept.events.push_back(event);
+                }
+                Err(failed) => {
+                    kept.ended = Some(failed);
+                    return;
+                }
+            }
+        }
+    });
+    let task = task.abort_handle();
+    locked(&all).insert(key, Kept { events: VecDeque::new(), ended: None, asked: Instant::now(), task });
+    Ok(Json(json!({ "watcherId": id })))
+}
+
+/// What has happened since this was last asked.
+pub async fn events(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Json<Value>> {
+    let mut all = locked(&inside.platform.e2b.watchers.0);
+    let kept = all.get_mut(&(inside.sandbox.clone(), ask.watcher_id.clone())).ok_or_else(|| missing(&ask))?;
+    kept.asked = Instant::now();
+    if let Some(failed) = kept.ended.take_if(|_| kept.events.is_empty()) {
+        return Err(failed);
+    }
+    let events: Vec<Value> = kept.events.drain(..).collect();
+    Ok(Json(json!({ "events": events })))
+}
+
+/// Keeps nothing more.
+pub async fn remove(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Json<Value>> {
+    let key = (inside.sandbox.clone(), ask.watcher_id.clone());
+    match locked(&inside.platform.e2b.watchers.0).remove(&key) {
+        Some(_) => Ok(Json(json!({}))),
+        None => Err(missing(&ask)),
+    }
+}
+
+impl Listener {
+    async fn of(inside: Inside, ask: &Watch) -> Called<Self> {
+        let place = place(&inside.caller.share)?;
+        let path = inside.path(&ask.path)?;
+        let root = path.text();
+        let there = inside.entry(path.clone()).await?;
+        if there.get("type").is_none_or(|kind| kind != "FILE_TYPE_DIRECTORY") {
+            return Err(Failed::of(Code::InvalidArgument, format!("path {root} is not a directory")));
+        }
+        let watching = inside.call.files().watch(&FileAsk::Watch { path, deep: ask.recursive }).await?;
+        Ok(Self { inside, _place: place, watching, root, entries: ask.include_entry })
+    }
+
+    /// The next thing that happens, if something does within this time.
+    async fn next(&mut self, within: Duration) -> Called<Option<Value>> {
+        let Ok(event) = timeout(within, self.watching.next()).await else { return Ok(None) };
+        let event = event?;
+        let mut told = shown(&event, &self.root);
+        let there = matches!(event.event, Change::Created | Change::Modified);
+        if let Some(path) = event.path.as_deref().filter(|_| self.entries && there)
+            // It may be gone already.
+            && let Ok(path) = FilePath::new(path)
+            && let Ok(entry) = self.inside.entry(path).await
+        {
+            put(&mut told, "entry", entry);
+        }
+        Ok(Some(told))
+    }
+}
+
+/// An event as E2B tells it. Where more happened than could be kept, the directory itself was written to.
+fn shown(event: &FileEvent, root: &str) -> Value {
+    let kind = match event.event {
+        Change::Created => "EVENT_TYPE_CREATE",
+        Change::Modified | Change::Overflow => "EVENT_TYPE_WRITE",
+        Change::Removed => "EVENT_TYPE_REMOVE",
+    };
+    let path = event.path.as_deref().unwrap_or(root);
+    let name = path.strip_prefix(root).map_or(path, |name| name.trim_start_matches('/'));
+    json!({ "name": name, "type": kind })
+}
+
+fn missing(ask: &Watcher) -> Failed {
+    let shown: String = ask.watcher_id.chars().take(64).collect();
+    Failed::of(Code::NotFound, format!("watcher with id {shown} not found"))
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_below_what_is_watched() {
+        let event = |event, path: Option<&str>| FileEvent {
+            event,
+            path: path.map(str::to_owned),
+            path_encoded: None,
+        };
+        let shown = |change, path| super::shown(&event(change, path), "/home/user/w");
+        let created = shown(Change::Created, Some("/home/user/w/a/b"));
+        assert_eq!(created, json!({ "name": "a/b", "type": "EVENT_TYPE_CREATE" }));
+        assert_eq!(shown(Change::Overflow, None)["name"], "");
+        assert_eq!(shown(Change::Removed, Some("/home/user/w/a"))["type"], "EVENT_TYPE_REMOVE");
+    }
+}

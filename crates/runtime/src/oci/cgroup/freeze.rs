@@ -1,0 +1,97 @@
+//! Having all processes of a sandbox stand still, and go on.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use api::SandboxId;
+
+use super::{Cgroups, PAUSE, tree};
+use crate::Error;
+use crate::files;
+
+/// Processes stand still as soon as they leave the kernel; what waits for a disk takes a while.
+const STILL_WITHIN: Duration = Duration::from_secs(10);
+
+/// The files of one sandbox by which its processes are stopped.
+struct Freezer {
+    group: PathBuf,
+    /// Whether it is that of version 2.
+    unified: bool,
+}
+
+impl Cgroups {
+    /// Has all processes of a sandbox stand still, and waits until they do. Where they do not, they go on.
+    pub(crate) fn freeze(&self, id: &SandboxId) -> Result<(), Error> {
+        let freezer = self.freezer(id).ok_or_else(|| Error::Unsupported {
+            what: "to pause a sandbox",
+            why: "this machine has no cgroup freezer".into(),
+        })?;
+        freezer.set(true)?;
+        let deadline = Instant::now() + STILL_WITHIN;
+        loop {
+            // The runtime puts process 1 there, and its children follow; what came another way is brought.
+            let (mut inside, mut brought) = (Vec::new(), false);
+            tree::processes(&freezer.group, tree::DEPTH_MAX, &mut inside)?;
+            for pid in self.processes(id)?.into_iter().filter(|pid| !inside.contains(pid)) {
+                brought = true;
+                // One that has ended meanwhile needs no bringing.
+                let _ = files::write(&freezer.group.join("cgroup.procs"), &pid.to_string());
+            }
+            if !brought && freezer.is_still()? {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                freezer.set(false)?;
+                return Err(Error::Deadline {
+                    what: "the processes of a sandbox to stand still",
+                    after: STILL_WITHIN,
+                });
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Has them go on. Where none stand still, nothing is done.
+    pub(crate) fn thaw(&self, id: &SandboxId) -> Result<(), Error> {
+        match self.freezer(id) {
+            Some(freezer) if freezer.file().exists() => freezer.set(false),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn freezer(&self, id: &SandboxId) -> Option<Freezer> {
+        let of_version_1 = self.controller("freezer");
+        let hierarchy = of_version_1.or_else(|| self.hierarchies.iter().find(|one| one.unified))?;
+        Some(Freezer { group: hierarchy.of(id), unified: hierarchy.unified })
+    }
+}
+
+impl Freezer {
+    fn file(&self) -> PathBuf {
+        self.group.join(if self.unified { "cgroup.freeze" } else { "freezer.state" })
+    }
+
+    fn set(&self, still: bool) -> Result<(), Error> {
+        if still && !self.group.exists() {
+            files::directory(&self.group, 0o755)?;
+        }
+        let value = match (self.unified, still) {
+            (true, true) => "1",
+            (true, false) => "0",
+            (false, true) => "FROZEN",
+            (false, false) => "THAWED",
+        };
+        files::write(&self.file(), value)
+    }
+
+    fn is_still(&self) -> Result<bool, Error> {
+        if self.unified {
+            return Ok(read(&self.group.join("cgroup.events"))?.lines().any(|line| line == "frozen 1"));
+        }
+        Ok(read(&self.file())?.trim() == "FROZEN")
+    }
+}
+
+fn read(path: &Path) -> Result<String, Error> {
+    Ok(files::read_if_there(path)?.unwrap_or_default())
+}
