@@ -171,7 +171,8 @@ impl Accounts {
         account
     }
 
-    fn refuse(&self, from: Option<IpAddr>) -> Fault {
+    /// The refusal for whoever shows nothing that is valid: after too many from one address, one that costs less.
+    pub fn refuse(&self, from: Option<IpAddr>) -> Fault {
         let mut wrong = locked(&self.wrong);
         if wrong.len() >= ADDRESSES_MAX {
             wrong.clear();

@@ -4,11 +4,11 @@
 //! from the token of its ports, so that nothing more has to be kept, and for code either of the two will do, since E2B's SDKs send the
 //! first one with some requests only. A signed address names no sandbox at all: the one whose token signed it is looked for.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use api::SandboxId;
 use api::limits::USER;
+use api::{ErrorCode, SandboxId};
 use axum::extract::{ConnectInfo, FromRequestParts};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
@@ -169,9 +169,14 @@ async fn enter(
 ) -> Called<Inside> {
     let Some((project, ports)) = platform.node.ports(&sandbox) else { return Err(Failed::Gone) };
     if !may(&ports) {
-        let from = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip().to_string());
+        let from = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip());
+        let fault = platform.accounts.refuse(from);
+        if fault.error().code != ErrorCode::Unauthorized {
+            return Err(fault.into());
+        }
+        let from = from.as_ref().map(IpAddr::to_string).unwrap_or_default();
         let entry = Entry::new(clock::wall_ms(), Act::AuthenticateFailed).sandbox(&sandbox);
-        platform.audit.record(entry.detail(&from.unwrap_or_default()));
+        platform.audit.record(entry.detail(&from));
         return Err(Failed::of(Code::Unauthenticated, "the access token is not that of this sandbox"));
     }
     let account = platform.accounts.acting_for(&platform.store, &project).await?;
