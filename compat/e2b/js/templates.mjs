@@ -1,4 +1,4 @@
-// Templates that are built through the SDK. Off until the server builds them: name a scenario to play it.
+// Templates: which there are, and those that are built through the SDK, which is off until the server builds them: name it to play it.
 
 import assert from 'node:assert/strict'
 import { mkdtemp, rm, writeFile } from 'node:fs/promises'
@@ -9,6 +9,14 @@ import { e2b, raises, scenario, unique } from './scenario.mjs'
 
 const { Template } = e2b
 const off = { off: true }
+
+scenario('templates_that_are_there', async () => {
+  for (const method of ['exists', 'aliasExists']) {
+    if (!Template[method]) continue
+    assert.equal(await Template[method]('base'), true)
+    assert.equal(await Template[method](`none-${unique().slice(0, 8)}`), false)
+  }
+})
 
 scenario('templates_build_and_run', off, async (stage) => {
   const alias = `compat-${unique().slice(0, 8)}`

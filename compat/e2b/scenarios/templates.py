@@ -1,4 +1,4 @@
-"""Templates that are built through the SDK. Off until the server builds them: name a scenario to play it."""
+"""Templates: which there are, and those that are built through the SDK, which is off until the server builds them: name it to play it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ def described(stage: Stage, directory: Path) -> Any:
         .set_envs({"COLOUR": "green"})
         .set_start_cmd("python3 -m http.server 8000", e2b.wait_for_port(8000))
     )
+
+
+@scenario()
+async def templates_that_are_there(stage: Stage) -> None:
+    template = stage.of("Template")
+    for method in ("exists", "alias_exists"):
+        if hasattr(template, method):
+            assert await now(getattr(template, method)("base")) is True
+            assert await now(getattr(template, method)(f"none-{unique()[:8]}")) is False
 
 
 @scenario(off=True)

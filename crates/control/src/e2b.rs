@@ -5,6 +5,7 @@
 //! | [`control`] | sandboxes: create, connect, kill, list, timeout, metrics, logs |
 //! | [`list`] | those of a project, in pages |
 //! | [`shown`] | sandboxes as E2B shows them |
+//! | [`templates`] | which templates there are |
 //! | [`network`] | its network options as a policy |
 //! | [`who`] | whose sandbox a request is for, by headers, by host or by a signature, and whether it may |
 //! | [`connect`] | its remote procedure calls: JSON, with envelopes where they stream |
@@ -33,6 +34,7 @@ mod process;
 mod results;
 mod running;
 mod shown;
+mod templates;
 mod time;
 mod watch;
 mod who;
@@ -65,7 +67,7 @@ pub struct State {
 }
 
 /// Sandboxes, as its SDKs and the older ones of them ask for them.
-pub fn control() -> Router<Arc<Platform>> {
+pub fn outside() -> Router<Arc<Platform>> {
     let (create, connect) = (post(control::create), post(control::connect));
     Router::new()
         .route("/v2/sandboxes", create.clone().get(list::page))
@@ -88,10 +90,12 @@ pub fn control() -> Router<Arc<Platform>> {
         .route("/volumes/{volume}", get(control::no_volumes).delete(control::no_volumes))
         .route("/secrets", get(control::no_secrets).post(control::no_secrets))
         .route("/secrets/{secret}", any(control::no_secrets))
-        .route("/templates", get(control::no_templates).post(control::no_templates))
-        .route("/templates/{*rest}", any(control::no_templates))
-        .route("/v2/templates/{*rest}", any(control::no_templates))
-        .route("/v3/templates", post(control::no_templates))
+        .route("/templates", get(templates::list).post(templates::not_here))
+        .route("/templates/aliases/{alias}", get(templates::alias))
+        .route("/templates/{template}", any(templates::not_here))
+        .route("/templates/{template}/{*rest}", any(templates::not_here))
+        .route("/v2/templates/{*rest}", any(templates::not_here))
+        .route("/v3/templates", post(templates::not_here))
 }
 
 /// What is in a sandbox, as its SDKs ask its agent and its code interpreter.

@@ -155,7 +155,7 @@ pub fn router(platform: Arc<Platform>) -> Router {
             .with_state(Arc::clone(&platform))
     };
     let api =
-        router.route("/mcp", any(crate::mcp::serve)).merge(crate::e2b::control()).merge(crate::e2b::inside());
+        router.route("/mcp", any(crate::mcp::serve)).merge(crate::e2b::outside()).merge(crate::e2b::inside());
     let agent = attended(crate::e2b::inside());
     crate::ports::before(attended(api), agent, Arc::clone(&platform))
 }

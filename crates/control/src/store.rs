@@ -174,7 +174,20 @@ impl Store {
             .map_err(failed("be opened"))?;
         schema::migrate(&mut connection).await?;
         drop(connection);
+        store.first_reader().await?;
         Ok(store)
+    }
+
+    /// Opens the file for whoever reads, with the patience of a start: later ones have one that is open.
+    async fn first_reader(&self) -> Result<(), Error> {
+        let deadline = Instant::now() + OPENING;
+        loop {
+            match self.readers.acquire().await {
+                Ok(_) => return Ok(()),
+                Err(sqlx::Error::PoolTimedOut) if Instant::now() < deadline => {}
+                Err(error) => return Err(failed("be opened")(error)),
+            }
+        }
     }
 
     /// Whether the store can be written now.

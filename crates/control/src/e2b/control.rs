@@ -290,14 +290,6 @@ pub async fn no_snapshots(_: By<Caller>) -> Told<StatusCode> {
     ))
 }
 
-/// Templates are built by whoever has the machine.
-pub async fn no_templates(_: By<Caller>) -> Told<StatusCode> {
-    Err(not_offered(
-        "builder of templates",
-        "Build one with `belljar template build`: docs/guides/templates.md.",
-    ))
-}
-
 /// Volumes are not here.
 pub async fn no_volumes(_: By<Caller>) -> Told<StatusCode> {
     Err(not_offered("volumes", "Keep files as a dataset, or in a session: docs/guides/files.md."))

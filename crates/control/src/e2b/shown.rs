@@ -28,7 +28,7 @@ pub fn ours(template: &str) -> &str {
 }
 
 /// The name that a template of ours has there.
-fn theirs(template: &str) -> &str {
+pub fn theirs(template: &str) -> &str {
     if template == NAMES.1 { NAMES.0 } else { template }
 }
 
