@@ -22,7 +22,6 @@ use control::{Platform, account, follow, listen, routes};
 use node::egress::Gate;
 use node::{Machine, Node, clock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::net::TcpListener;
 
 use crate::configuration::Configuration;
 use crate::telemetry::Telemetry;
@@ -106,7 +105,7 @@ async fn serve(
             .traced_by(telemetry.traces.clone()),
     );
     patiently(async || follow::begin(&platform).await).await?;
-    let listener = TcpListener::bind(configuration.listen).await.map_err(|error| Error {
+    let listener = listen::bind(configuration.listen).map_err(|error| Error {
         fix: "Stop what uses that address, or choose another one with --listen.".into(),
         ..crate::platform(format!("cannot listen on {}: {error}", configuration.listen))
     })?;

@@ -19,7 +19,7 @@ use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -96,6 +96,19 @@ pub fn tls(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
         .map_err(TlsError::Unusable)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Listens on an address. As many as may be connected may also wait to be: where fewer may, the kernel drops whoever comes during a burst,
+/// and they try again after a second.
+///
+/// # Errors
+/// What the kernel said.
+pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // Who was served before may be waiting for its last byte still.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(u32::try_from(CONNECTIONS_MAX).unwrap_or(u32::MAX))
 }
 
 /// Serves until the task is dropped.
