@@ -34,7 +34,7 @@ const BODIES_KIB_MAX: usize = 128 << 10;
 /// Open streams of one project: each may hold a megabyte of unread output here.
 pub const STREAMS_MAX: usize = 512;
 /// Execs of one project that are being started at once.
-pub const LAUNCHES_MAX: usize = 256;
+const LAUNCHES_MAX: usize = 256;
 
 /// A key that was shown, and the project it acts for.
 pub struct Account {
@@ -53,7 +53,7 @@ pub struct Share {
     /// Places for open streams.
     pub streams: Arc<Semaphore>,
     /// Places for execs being started.
-    pub launches: Arc<Semaphore>,
+    launches: Arc<Semaphore>,
     /// Room for bodies, in KiB.
     bodies: Arc<Semaphore>,
 }
@@ -255,6 +255,16 @@ impl Share {
             launches: Arc::new(Semaphore::new(LAUNCHES_MAX)),
             bodies: Arc::new(Semaphore::new(BODIES_KIB_MAX)),
         }
+    }
+
+    /// A place for an exec that is being started.
+    ///
+    /// # Errors
+    /// `rate_limited`: the project has as many as it may.
+    pub fn launch(&self) -> Answer<OwnedSemaphorePermit> {
+        Arc::clone(&self.launches).try_acquire_owned().map_err(|_| {
+            busy(format!("{LAUNCHES_MAX} execs of the project are being started, the most at once"))
+        })
     }
 
     /// Room for a body of so many bytes, as long as what is returned is held.

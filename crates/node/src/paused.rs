@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::SandboxId;
-use api::sandbox::{Sandbox as Shown, SandboxState};
+use api::sandbox::{SandboxEvent, SandboxState};
+use tokio::task::{JoinError, JoinHandle};
 
 use crate::driver::Word;
 use crate::entry::{Entry, not_running};
@@ -18,35 +19,47 @@ use crate::live::{LIFE_WITHIN, Node};
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl Node {
-    /// Has a sandbox stand still. Says whether it did not before.
+    /// Has a sandbox stand still. Says whether it did not before. It goes on to its end even if whoever asked is gone.
     ///
     /// # Errors
     /// It is not known, does not run or does not answer, or what isolates it cannot do that: then it goes on.
     pub async fn pause(&self, id: &SandboxId) -> Result<bool, Error> {
-        let entry = self.known(id)?;
+        let (node, entry) = (self.clone(), self.known(id)?);
+        finished(tokio::spawn(async move { node.stand(&entry).await })).await
+    }
+
+    /// Has a sandbox go on, and live so long from now on. Says whether it stood still. Likewise.
+    ///
+    /// # Errors
+    /// It is not known, has ended, or does not answer: then it stands still as before.
+    pub async fn resume(&self, id: &SandboxId, ttl: Duration) -> Result<bool, Error> {
+        let (node, entry) = (self.clone(), self.known(id)?);
+        finished(tokio::spawn(async move { node.walk(&entry, ttl).await })).await
+    }
+
+    async fn stand(&self, entry: &Arc<Entry>) -> Result<bool, Error> {
         let _turn = entry.standing().await;
         if entry.is_paused() {
             return Ok(false);
         }
-        let before = entry.left();
+        let (before, runtime) = (entry.left(), self.shared.runtime_of(entry)?);
         {
             let call = entry.call()?;
             call.sandbox_and_disk().0.live_for(KEPT, LIFE_WITHIN).await?;
         }
-        self.keep(&entry, true, KEPT)?;
-        if let Err(error) = self.shared.runtime_of(&entry)?.pause(id).await {
-            self.go_on(&entry, before).await?;
-            return Err(error.into());
+        let kept = self.keep(entry, true, KEPT);
+        let stood = match kept {
+            Ok(()) => runtime.pause(entry.id()).await.map_err(Error::from),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = stood {
+            self.go_on(entry, before).await?;
+            return Err(error);
         }
         Ok(true)
     }
 
-    /// Has a sandbox go on, and live so long from now on. Says whether it stood still.
-    ///
-    /// # Errors
-    /// It is not known, has ended, or does not answer.
-    pub async fn resume(&self, id: &SandboxId, ttl: Duration) -> Result<bool, Error> {
-        let entry = self.known(id)?;
+    async fn walk(&self, entry: &Arc<Entry>, ttl: Duration) -> Result<bool, Error> {
         let _turn = entry.standing().await;
         if entry.state() != SandboxState::Running {
             return Err(not_running(&entry.shown()));
@@ -54,8 +67,13 @@ impl Node {
         if !entry.is_paused() {
             return Ok(false);
         }
-        self.shared.runtime_of(&entry)?.resume(id).await?;
-        self.go_on(&entry, ttl).await?;
+        let runtime = self.shared.runtime_of(entry)?;
+        runtime.resume(entry.id()).await?;
+        if let Err(error) = self.go_on(entry, ttl).await {
+            // It is said to stand still, so it does.
+            runtime.pause(entry.id()).await?;
+            return Err(error);
+        }
         Ok(true)
     }
 
@@ -69,15 +87,24 @@ impl Node {
         Ok(())
     }
 
-    /// Writes down that a sandbox stands still or goes on, and tells everybody.
-    fn keep(&self, entry: &Arc<Entry>, paused: bool, ttl: Duration) -> Result<Shown, Error> {
+    /// Writes down that a sandbox stands still or goes on, and tells everybody. What could not be written down is not so.
+    fn keep(&self, entry: &Arc<Entry>, paused: bool, ttl: Duration) -> Result<(), Error> {
         let alone = entry.alone();
+        let (was, before) = (entry.is_paused(), entry.left());
         entry.expire_in(ttl);
         entry.set_paused(paused);
-        self.shared.journal.save(&entry.record())?;
+        self.shared.journal.save(&entry.record()).inspect_err(|_| {
+            entry.expire_in(before);
+            entry.set_paused(was);
+        })?;
         drop(alone);
-        let shown = entry.shown();
-        self.shared.say(api::sandbox::SandboxEvent::Changed { sandbox: Box::new(shown.clone()) });
-        Ok(shown)
+        self.shared.say(SandboxEvent::Changed { sandbox: Box::new(entry.shown()) });
+        Ok(())
     }
+}
+
+async fn finished(task: JoinHandle<Result<bool, Error>>) -> Result<bool, Error> {
+    let failed =
+        |source: JoinError| Error::System { act: "pause or resume a sandbox".into(), source: source.into() };
+    task.await.map_err(failed)?
 }

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use crate::account::{LAUNCHES_MAX, Rate, busy};
+use crate::account::Rate;
 use crate::audit::Act;
 use crate::output::{Carried, place};
 
@@ -79,10 +79,7 @@ pub struct Create {
 pub async fn execute(Coder(inside): Coder, Asked(ask): Asked<Execute>) -> Result<Response, Refused> {
     let Inside { platform, caller, call, sandbox, .. } = &inside;
     caller.pace(Rate::Exec)?;
-    let launches = std::sync::Arc::clone(&caller.share.launches);
-    let _launch = launches.try_acquire_owned().map_err(|_| {
-        busy(format!("{LAUNCHES_MAX} execs of the project are being started, the most at once"))
-    })?;
+    let _launch = caller.share.launch()?;
     let place = place(&caller.share)?;
     let (language, context) = chosen(&inside, &ask).await?;
     let mut env = ask.env_vars.unwrap_or_default();

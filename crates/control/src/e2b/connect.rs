@@ -4,6 +4,7 @@
 //! how the call ended; JavaScript's SDK takes a stream without it for broken.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::{Error, ErrorCode};
 use axum::Json;
@@ -25,6 +26,8 @@ use super::fault::{gone, sentence};
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// The type of a body with envelopes, without a parameter: Python's SDK compares all of it.
 const STREAMED: &str = "application/connect+json";
+/// A stream on which nothing happens says so this often, unless its client wants it more often.
+const ALIVE_EVERY: Duration = Duration::from_secs(30);
 const HEAD_BYTES: usize = 5;
 const LAST: u8 = 2;
 
@@ -266,6 +269,12 @@ fn envelope(flags: u8, value: &impl Serialize) -> Bytes {
 pub fn streamed(body: Body) -> Response {
     let headers = [(header::CONTENT_TYPE, STREAMED), (header::CACHE_CONTROL, "no-store")];
     (StatusCode::OK, headers, body).into_response()
+}
+
+/// How often a client wants to hear that a stream goes on.
+pub fn alive_every(headers: &HeaderMap) -> Duration {
+    let asked = number(headers, "keepalive-ping-interval").filter(|seconds| *seconds > 0);
+    asked.map_or(ALIVE_EVERY, Duration::from_secs).min(ALIVE_EVERY)
 }
 
 /// A number of milliseconds or seconds in a header.

@@ -139,9 +139,7 @@ pub async fn connect(
         told(&platform, &sandbox).await;
         StatusCode::CREATED
     } else {
-        if platform.node.time_left(&sandbox.id).is_some_and(|left| left < wanted) {
-            live_for(&platform, &caller, &sandbox, wanted).await?;
-        }
+        live_at_least(&platform, &caller, &sandbox, wanted).await?;
         StatusCode::OK
     };
     Ok((status, Json(shown::opened(&platform, &sandbox, &headers))))
@@ -206,9 +204,7 @@ pub async fn refresh(
     caller.require(Role::Write)?;
     let sandbox = alive(&platform, &caller, &named).await?;
     let wanted = Duration::from_millis(lifetime(ask.duration.unwrap_or(TIMEOUT_V1_S)));
-    if platform.node.time_left(&sandbox.id).is_some_and(|left| left < wanted) {
-        live_for(&platform, &caller, &sandbox, wanted).await?;
-    }
+    live_at_least(&platform, &caller, &sandbox, wanted).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -274,8 +270,10 @@ pub async fn pause(
     }
     platform.note(&caller, Act::Pause, |entry| entry.sandbox(&sandbox.id));
     if !platform.node.pause(&sandbox.id).await? {
-        let error =
-            Error { code: ErrorCode::Conflict, ..Error::invalid("the sandbox is paused already", "") };
+        let error = Error {
+            code: ErrorCode::Conflict,
+            ..Error::invalid("the sandbox is paused already", "Connect to it to have it go on.")
+        };
         return Err(error.into());
     }
     told(&platform, &sandbox).await;
@@ -313,6 +311,14 @@ async fn live_for(platform: &Platform, caller: &Caller, sandbox: &Sandbox, ttl: 
     // The node keeps it; the store shows it later if it cannot take it now.
     let _ = platform.store.moved(&shown).await;
     Ok(())
+}
+
+/// Only ever longer.
+async fn live_at_least(platform: &Platform, caller: &Caller, sandbox: &Sandbox, ttl: Duration) -> Told<()> {
+    match platform.node.time_left(&sandbox.id) {
+        Some(left) if left < ttl => live_for(platform, caller, sandbox, ttl).await,
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// A sandbox that has not ended and is not about to.

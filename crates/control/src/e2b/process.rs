@@ -20,11 +20,11 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::timeout;
 
-use crate::account::{LAUNCHES_MAX, Rate, busy};
+use crate::account::Rate;
 use crate::audit::Act;
 use crate::output::place;
 
-use super::connect::{Asked, Called, Code, Envelopes, Failed, last, message, number, streamed};
+use super::connect::{Asked, Called, Code, Envelopes, Failed, alive_every, last, message, number, streamed};
 use super::place::absolute;
 use super::running::{
     Config, Found, KEPT_BYTES, Process, Selector, Told, exec_id, fresh_pid, missing, pid_of,
@@ -32,8 +32,6 @@ use super::running::{
 use super::shown::put;
 use super::who::Inside;
 
-/// A stream on which nothing happens says so this often, unless its client wishes otherwise.
-const ALIVE_EVERY: Duration = Duration::from_secs(30);
 /// How long a piece of input waits for a process that does not read, before whoever sends it is told.
 const INPUT_WITHIN: Duration = Duration::from_secs(60);
 /// The next piece of a stream of input, or a sign of life, comes within this.
@@ -107,10 +105,7 @@ impl Pty {
 pub async fn start(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Start>) -> Called<Response> {
     let Inside { platform, caller, call, sandbox, home } = &inside;
     caller.pace(Rate::Exec)?;
-    let launches = std::sync::Arc::clone(&caller.share.launches);
-    let launch = launches.try_acquire_owned().map_err(|_| {
-        busy(format!("{LAUNCHES_MAX} execs of the project are being started, the most at once"))
-    })?;
+    let launch = caller.share.launch()?;
     let place = place(&caller.share)?;
     let terminal = ask.pty.as_ref().map(Pty::size);
     let spec = spec(&ask, terminal, home, number(&headers, "connect-timeout-ms"));
@@ -124,7 +119,7 @@ pub async fn start(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Start>)
     // Before anything is read, so that nothing is missed.
     let told = process.listen().ok_or_else(|| missing(&Selector::Pid(pid)))?;
     platform.e2b.processes.follow((sandbox.clone(), pid), process, exec);
-    let (terminal, every, first) = (terminal.is_some(), every(&headers), started(pid));
+    let (terminal, every, first) = (terminal.is_some(), alive_every(&headers), started(pid));
     Ok(events(Listener { _inside: inside, _place: place, told, terminal, every, first }))
 }
 
@@ -147,7 +142,7 @@ pub async fn connect(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Selec
             told
         }
     };
-    let (every, first) = (every(&headers), started(pid));
+    let (every, first) = (alive_every(&headers), started(pid));
     Ok(events(Listener { _inside: inside, _place: place, told, terminal, every, first }))
 }
 
@@ -270,9 +265,24 @@ async fn feed(inside: &Inside, which: &Selector, input: &Input, closes: bool) ->
         return Err(Failed::of(Code::FailedPrecondition, told));
     }
     let mut sent = process.sent.lock().await;
-    let (length, exec) = (bytes.len() as u64, inside.call.reader(exec_id(pid)?));
-    exec.write_stdin(*sent, bytes.into(), closes, INPUT_WITHIN).await?;
-    *sent += length;
+    let id = exec_id(pid)?;
+    // Where a piece before was not taken whole, or whoever sent it left, only the guest knows how much it has.
+    let at = match sent.take() {
+        Some(at) => at,
+        None => {
+            inside
+                .call
+                .execs()
+                .await?
+                .iter()
+                .find(|info| info.id == id)
+                .ok_or_else(|| missing(which))?
+                .stdin_bytes
+        }
+    };
+    let length = bytes.len() as u64;
+    inside.call.reader(id).write_stdin(at, bytes.into(), closes, INPUT_WITHIN).await?;
+    *sent = Some(at + length);
     Ok(())
 }
 
@@ -295,12 +305,6 @@ fn events(listener: Listener) -> Response {
         Some((Ok::<_, std::convert::Infallible>(bytes), goes_on.then_some(listener)))
     });
     streamed(Body::from_stream(body))
-}
-
-/// How often a client wants to hear that a stream goes on.
-fn every(headers: &HeaderMap) -> Duration {
-    let asked = number(headers, "keepalive-ping-interval").filter(|seconds| *seconds > 0);
-    asked.map_or(ALIVE_EVERY, Duration::from_secs).min(ALIVE_EVERY)
 }
 
 fn started(pid: u32) -> Option<Bytes> {

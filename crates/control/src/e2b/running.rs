@@ -60,8 +60,8 @@ pub struct Process {
     pub tag: Option<String>,
     /// Whether it has a terminal.
     pub terminal: bool,
-    /// What it was sent so far; input is sent in order.
-    pub sent: tokio::sync::Mutex<u64>,
+    /// What it was sent so far, where that is known; input is sent in order.
+    pub sent: tokio::sync::Mutex<Option<u64>>,
     /// None after its end was told.
     listeners: Mutex<Option<Vec<mpsc::Sender<Told>>>>,
 }
@@ -116,14 +116,14 @@ impl Process {
     /// One that was just started.
     pub fn new(config: Config, tag: Option<String>, terminal: bool) -> Self {
         let listeners = Mutex::new(Some(Vec::new()));
-        Self { config, tag, terminal, sent: tokio::sync::Mutex::new(0), listeners }
+        Self { config, tag, terminal, sent: tokio::sync::Mutex::new(Some(0)), listeners }
     }
 
     /// One that a server before this one has started.
     fn of(info: &ExecInfo) -> Self {
         let config = Config { cmd: info.argv.clone(), ..Config::default() };
         let process = Self::new(config, None, info.terminal.is_some());
-        Self { sent: tokio::sync::Mutex::new(info.stdin_bytes), ..process }
+        Self { sent: tokio::sync::Mutex::new(None), ..process }
     }
 
     /// Listens from now on, unless it has ended.

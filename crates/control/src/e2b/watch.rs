@@ -26,11 +26,10 @@ use tokio::time::{Instant, timeout};
 use crate::audit::hex;
 use crate::output::place;
 
-use super::connect::{Asked, Called, Code, Failed, last, message, number, streamed};
+use super::connect::{Asked, Called, Code, Failed, alive_every, last, message, streamed};
 use super::shown::put;
 use super::who::Inside;
 
-const ALIVE_EVERY: Duration = Duration::from_secs(30);
 /// Whoever asks asks more often than this.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// Events that are kept for one who asks.
@@ -81,8 +80,7 @@ struct Listener {
 
 /// Tells what happens to files from now on.
 pub async fn stream(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Watch>) -> Called<Response> {
-    let every = number(&headers, "keepalive-ping-interval").filter(|seconds| *seconds > 0);
-    let every = every.map_or(ALIVE_EVERY, Duration::from_secs).min(ALIVE_EVERY);
+    let every = alive_every(&headers);
     let listener = Listener::of(inside, &ask).await?;
     let first = message(&json!({ "start": {} }));
     let body = stream::unfold(Some((listener, Some(first))), move |state| async move {
@@ -114,6 +112,8 @@ pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Val
     let mut listener = Listener::of(inside, &ask).await?;
     let key = (sandbox, id.clone());
     let (of, others) = (key.clone(), Arc::clone(&all));
+    // Nothing is heard before there is a place to keep it in.
+    let mut places = locked(&all);
     let task = tokio::spawn(async move {
         loop {
             let heard = listener.next(FORGOTTEN_AFTER).await;
@@ -126,7 +126,9 @@ pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Val
                 Ok(None) => {}
                 Ok(Some(event)) => {
                     if kept.events.len() >= EVENTS_MAX {
-                        kept.events.pop_front();
+                        // Better told as "look again" than with some of them missing.
+                        kept.events.clear();
+                        kept.events.push_back(overflow());
                     }
                     kept.events.push_back(event);
                 }
@@ -138,7 +140,8 @@ pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Val
         }
     });
     let task = task.abort_handle();
-    locked(&all).insert(key, Kept { events: VecDeque::new(), ended: None, asked: Instant::now(), task });
+    places.insert(key, Kept { events: VecDeque::new(), ended: None, asked: Instant::now(), task });
+    drop(places);
     Ok(Json(json!({ "watcherId": id })))
 }
 
@@ -203,6 +206,11 @@ fn shown(event: &FileEvent, root: &str) -> Value {
     let path = event.path.as_deref().unwrap_or(root);
     let name = path.strip_prefix(root).map_or(path, |name| name.trim_start_matches('/'));
     json!({ "name": name, "type": kind })
+}
+
+/// More happened than was kept.
+fn overflow() -> Value {
+    shown(&FileEvent { event: Change::Overflow, path: None, path_encoded: None }, "")
 }
 
 fn missing(ask: &Watcher) -> Failed {

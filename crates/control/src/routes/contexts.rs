@@ -10,7 +10,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 
-use crate::account::{LAUNCHES_MAX, Rate, busy};
+use crate::account::Rate;
 use crate::audit::Act;
 use crate::caller::{At, Caller, Idempotency, Sent};
 use crate::fault::Answer;
@@ -29,10 +29,7 @@ pub async fn create(
     caller.require(Role::Write)?;
     caller.pace(Rate::Exec)?;
     spec.check()?;
-    let launches = Arc::clone(&caller.share.launches);
-    let _launch = launches.try_acquire_owned().map_err(|_| {
-        busy(format!("{LAUNCHES_MAX} execs of the project are being started, the most at once"))
-    })?;
+    let _launch = caller.share.launch()?;
     let sandbox = platform.running(&caller, &named).await?;
     let call = platform.node.call(&sandbox.id)?;
     let id = idempotency.context_id()?;

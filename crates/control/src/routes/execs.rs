@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Response};
 use node::Call;
 use serde::Deserialize;
 
-use crate::account::{LAUNCHES_MAX, Rate, busy};
+use crate::account::Rate;
 use crate::audit::Act;
 use crate::caller::{Asked, At, Caller, Idempotency, Sent, Whole, whole};
 use crate::fault::{Answer, Fault};
@@ -112,10 +112,7 @@ pub async fn start(
     caller.require(Role::Write)?;
     caller.pace(Rate::Exec)?;
     spec.check()?;
-    let launches = Arc::clone(&caller.share.launches);
-    let launch = launches.try_acquire_owned().map_err(|_| {
-        busy(format!("{LAUNCHES_MAX} execs of the project are being started, the most at once"))
-    })?;
+    let launch = caller.share.launch()?;
     let place = if manner.streams { Some(place(&caller.share)?) } else { None };
     let sandbox = platform.running(&caller, &named).await?;
     let call = platform.node.call(&sandbox.id)?;
