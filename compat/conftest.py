@@ -56,9 +56,9 @@ class Server:
         answer.raise_for_status()
         return answer.json()
 
-    def key_of(self, project: str) -> str:
+    def key_of(self, project: str, **quota: Any) -> str:
         """A key of another project, which is made."""
-        httpx.put(f"{self.url}/v1/projects/{project}", json={"quota": {}}, headers=self._headers).raise_for_status()
+        httpx.put(f"{self.url}/v1/projects/{project}", json={"quota": quota}, headers=self._headers).raise_for_status()
         body = {"project": project, "role": "admin", "label": ""}
         made = httpx.post(f"{self.url}/v1/keys", json=body, headers=self._headers).raise_for_status()
         return str(made.json()["secret"])

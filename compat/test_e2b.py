@@ -84,7 +84,10 @@ def ran(server: Server, words: list[str], directory: Path) -> subprocess.Complet
         [*words, *ALONE],
         cwd=directory,
         env=environments.environment(
-            E2B_API_KEY=f"e2b_{server.key}", E2B_API_URL=server.url, E2B_SANDBOX_URL=server.url
+            E2B_API_KEY=f"e2b_{server.key}",
+            E2B_API_URL=server.url,
+            E2B_SANDBOX_URL=server.url,
+            ROOT_KEY=f"e2b_{server.key_of('rooted', root=True)}",
         ),
         capture_output=True,
         text=True,

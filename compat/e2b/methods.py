@@ -28,12 +28,13 @@ CLASSES = [
     ("WatchHandle", "e2b.sandbox_{}.filesystem.watch_handle", "<>WatchHandle"),
     ("git", "e2b.sandbox_{}.git", "Git"),
     ("Template", "e2b.template_{}.main", "<>Template"),
+    ("TemplateBuilder", "e2b.template.main", "TemplateBuilder"),
     ("Volume", "e2b", "<>Volume"),
     ("Secret", "e2b", "<>Secret"),
 ]
 
 #: They make a description on the client's side, and nothing of them reaches a server.
-LOCAL = ("Template.from_*", "Template.skip_cache", "Template.to_*", "Secret.fill", "Secret.iam_token")
+LOCAL = ("Template.skip_cache", "Template.to_*", "Secret.fill", "Secret.iam_token")
 
 #: A call that is made by the SDK itself, on the way of another.
 _inside = contextvars.ContextVar("inside", default=False)

@@ -47,18 +47,16 @@ class Scenario:
     play: Callable[[Stage], Coroutine[Any, Any, None]]
     code: bool
     """Needs the interpreter's package."""
-    off: bool
-    """Is played only when it is asked for by name."""
 
 
 ALL: list[Scenario] = []
 
 
-def scenario(*, code: bool = False, off: bool = False) -> Callable[[Any], Any]:
+def scenario(*, code: bool = False) -> Callable[[Any], Any]:
     """Makes a function one. Its name says what it shows."""
 
     def add(play: Any) -> Any:
-        ALL.append(Scenario(play.__name__, play, code, off))
+        ALL.append(Scenario(play.__name__, play, code))
         return play
 
     return add
@@ -178,7 +176,7 @@ def run(asynchronous: bool) -> None:
     unknown = set(names) - {one.name for one in ALL}
     if unknown:
         sys.exit(f"there is no scenario {', '.join(sorted(unknown))}; there are {', '.join(one.name for one in ALL)}")
-    chosen = [one for one in ALL if (one.name in names if names else not one.off) and (stage.code or not one.code)]
+    chosen = [one for one in ALL if (not names or one.name in names) and (stage.code or not one.code)]
     drive = _looped if asynchronous else _threaded
     passed = drive(stage, chosen)
     say({"methods": stage.record.lines()})

@@ -10,6 +10,7 @@ const PRIVATE = new Set([
   'constructor', 'length', 'name', 'prototype', 'arguments', 'caller',
   'resolveOpts', 'boundOpts', 'resolveApiOpts', 'fileUrl', 'getFullInfo', 'createSandbox', 'forkSandbox', 'connectSandbox',
   'start', 'updatePagination', 'getJupyterRequestUrl', 'handleRequestError', 'iterateEvents', 'handleEvents', 'flushDecoders',
+  'collectStackTrace', 'instructionsWithHashes', 'serialize', 'runInNewStackTraceContext', 'runInStackTraceOverrideContext', 'disableStackTrace', 'enableStackTrace',
   'runGit', 'runShell', 'getRemoteUrl', 'resolveRemoteName', 'withRemoteCredentials', 'hasUpstream',
 ])
 // They make a description on the client's side, and nothing of them reaches a server.
@@ -18,6 +19,7 @@ const LOCAL = new Set(['Template.toJSON', 'Template.toDockerfile', 'Secret.fill'
 const MET = new Set(['CommandHandle', 'WatchHandle', 'SandboxPaginator', 'SnapshotPaginator', 'SecretPaginator'])
 
 const inside = new AsyncLocalStorage()
+const matches = (name, pattern) => new RegExp(`^${pattern.replaceAll('.', '\\.').replaceAll('*', '.*')}$`).test(name)
 
 export class Record {
   #known = new Set()
@@ -64,7 +66,7 @@ export class Record {
 
   lines() {
     return [...this.#known].sort().map((method) => {
-      const said = this.#said.find(([pattern]) => pattern === method || (pattern.endsWith('*') && method.startsWith(pattern.slice(0, -1))))
+      const said = this.#said.find(([pattern]) => matches(method, pattern))
       if (said) return { method, result: said[1], note: said[2] }
       return { method, result: this.#worked.has(method) ? 'works' : 'not tried', note: '' }
     })

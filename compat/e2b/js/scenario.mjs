@@ -109,7 +109,7 @@ export async function run() {
     console.error(`there is no scenario ${unknown.join(', ')}; there are ${all.map((one) => one.name).join(', ')}`)
     process.exit(2)
   }
-  const chosen = all.filter((one) => (names.length ? names.includes(one.name) : !one.off) && (code || !one.code))
+  const chosen = all.filter((one) => (!names.length || names.includes(one.name)) && (code || !one.code))
   const stage = new Stage(record)
   let passed = true
   for (const one of chosen) passed = (await played(stage, record, one)) && passed
@@ -150,6 +150,7 @@ function watch(record) {
   for (const part of ['commands', 'files', 'pty', 'git']) if (shown[part]) record.watch(part, Object.getPrototypeOf(shown[part]))
   for (const name of ['Template', 'Volume', 'Secret']) if (e2b[name]) record.watch(name, e2b[name])
   if (e2b.Volume) record.watch('Volume', e2b.Volume.prototype)
+  record.watch('Template', Object.getPrototypeOf(e2b.Template()))
 }
 
 function optional(name) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import Any
 
 import e2b
@@ -193,7 +194,12 @@ async def commands_user(stage: Stage) -> None:
     with stage.raises(e2b.SandboxException, e2b.AuthenticationException) as caught:
         await now(sandbox.commands.run("whoami", user="root"))
     assert "root" in caught.text and "user" in caught.text.replace("root", ""), caught.text
-    stage.differs("commands.run", 'user="root" is refused: nobody is root in a sandbox')
+    rooted = await stage.sandbox(api_key=os.environ["ROOT_KEY"])
+    ran = await now(rooted.commands.run("id -un; echo $HOME; pwd; echo x > /etc/own && stat -c %U /etc/own", user="root"))
+    assert ran.stdout == "root\n/root\n/root\nroot\n", ran
+    assert (await now(rooted.commands.run("id -un"))).stdout == "user\n"
+    for name in ("commands.run", "pty.create"):
+        stage.differs(name, "as `root` only where the project may have it")
 
 
 @scenario()

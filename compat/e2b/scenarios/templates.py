@@ -1,4 +1,4 @@
-"""Templates: which there are, and those that are built through the SDK, which is off until the server builds them: name it to play it."""
+"""Templates: which there are, and those that are built through the SDK."""
 
 from __future__ import annotations
 
@@ -9,16 +9,37 @@ from typing import Any
 import e2b
 from scenario import Stage, now, scenario, unique
 
+IMAGES = ("", "debian_", "ubuntu_", "fedora_", "alpine_", "arch_", "python_", "node_", "bun_")
 
-def described(stage: Stage, directory: Path) -> Any:
-    """A template with one of each step. Files to copy stand in a directory that is named when it begins."""
+
+def files(directory: Path) -> None:
+    """What templates copy."""
     (directory / "greeting.txt").write_text("hello from the outside\n")
+    (directory / "app/sub").mkdir(parents=True)
+    (directory / "app/main.py").write_text("print('main')\n")
+    (directory / "app/sub/data.txt").write_text("data\n")
+
+
+def described(stage: Stage, directory: str, name: str) -> Any:
+    """A template with one of each step, of which the first was never built before: only then it says something."""
     return (
-        stage.of("Template")(file_context_path=str(directory))
-        .from_python_image("3")
-        .run_cmd("echo built > /home/user/built.txt")
-        .copy("greeting.txt", "/home/user/greeting.txt")
+        stage.of("Template")(file_context_path=directory)
+        .from_base_image()
+        .run_cmd(f"echo built by $(id -un) in $(pwd) | tee built.txt # {name}")
+        .run_cmd(["id -un > /opt/root", "echo $HOME >> /opt/root"], user="root")
+        .copy("greeting.txt", "greeting.txt")
+        .copy("app", "/opt/app", mode=0o755)
+        .copy("*.txt", "/opt/texts/")
+        .copy_items([{"src": "greeting.txt", "dest": "/opt/", "user": "root"}])
+        .make_dir("/home/user/made/deep")
+        .make_symlink("/home/user/built.txt", "/home/user/link")
+        .rename("/home/user/made/deep", "/home/user/made/moved")
+        .remove("/opt/app/main.py", user="root")
+        .set_user("root")
+        .run_cmd("id -un > /opt/again")
+        .set_user("user")
         .set_envs({"COLOUR": "green"})
+        .set_workdir("/home/user/made")
         .set_start_cmd("python3 -m http.server 8000", e2b.wait_for_port(8000))
     )
 
@@ -32,29 +53,115 @@ async def templates_that_are_there(stage: Stage) -> None:
             assert await now(getattr(template, method)(f"none-{unique()[:8]}")) is False
 
 
-@scenario(off=True)
+@scenario()
 async def templates_build_and_run(stage: Stage) -> None:
     name, said = f"compat-{unique()[:8]}", []
     template = stage.of("Template")
     with tempfile.TemporaryDirectory() as directory:
-        built = await now(template.build(described(stage, Path(directory)), alias=name, on_build_logs=lambda one: said.append(one.message)))
-    assert built.template_id and built.build_id, built
-    assert any("built" in one for one in said), said
-    if hasattr(template, "exists"):
-        assert await now(template.exists(name)) is True
+        files(Path(directory))
+        built = await now(
+            template.build(described(stage, directory, name), alias=name, on_build_logs=lambda one: said.append(one.message))
+        )
+    assert built.template_id == name and built.build_id, built
+    assert any("built by user in /home/user" in one for one in said), said
     assert await now(template.alias_exists(name)) is True
     sandbox = await stage.sandbox(name)
-    seen = await now(sandbox.commands.run("cat built.txt greeting.txt; echo $COLOUR"))
-    assert seen.stdout == "built\nhello from the outside\ngreen\n", seen
+
+    async def seen(command: str) -> list[str]:
+        return (await now(sandbox.commands.run(command))).stdout.splitlines()
+
+    assert await seen("pwd; echo $COLOUR; id -un") == ["/home/user/made", "green", "user"]
+    assert await seen("cat ~/greeting.txt ~/link") == ["hello from the outside", "built by user in /home/user"]
+    assert await seen("cat /opt/root /opt/again") == ["root", "/root", "root"]
+    assert await seen("cd /opt; ls app texts; cat app/sub/data.txt") == [
+        *("app:", "sub", "", "texts:", "greeting.txt", "data"),
+    ]
+    assert await seen("stat -c '%U %a' ~/greeting.txt /opt/app/sub/data.txt /opt/greeting.txt") == [
+        *("user 644", "user 755", "root 644")
+    ]
     look = "python3 -c \"import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000').status)\""
-    assert (await now(sandbox.commands.run(look))).stdout == "200\n"
+    assert await seen(look) == ["200"]
 
 
-@scenario(off=True)
+@scenario()
+async def templates_build_in_the_background(stage: Stage) -> None:
+    template, name = stage.of("Template"), f"compat-{unique()[:8]}"
+    plain = template().from_template("base").run_cmd(f"echo background # {name}").set_ready_cmd("true")
+    begun = await now(template.build_in_background(plain, alias=name, cpu_count=1, memory_mb=512))
+
+    async def ready() -> bool:
+        status = await now(template.get_build_status(begun, logs_offset=0))
+        assert status.status.value in ("waiting", "building", "ready"), status
+        return status.status.value == "ready"
+
+    await stage.until(ready, 90)
+    status = await now(template.get_build_status(begun, logs_offset=0))
+    assert any(one.message == "background" for one in status.log_entries), status
+    sandbox = await stage.sandbox(name)
+    info = await now(sandbox.get_info())
+    assert (info.cpu_count, info.memory_mb, info.template_id) == (1, 512, name), info
+
+
+@scenario()
+async def templates_from_a_dockerfile_and_on_another(stage: Stage) -> None:
+    template, first, second = stage.of("Template"), f"compat-{unique()[:8]}", f"compat-{unique()[:8]}"
+    text = "FROM e2bdev/base\nRUN echo one > /opt/one\nENV SHAPE=round\nWORKDIR /opt\n"
+    await now(template.build(template().from_dockerfile(text), alias=first))
+    on_it = template().from_template(first).run_cmd("cat one | tee ~/two")
+    await now(template.build(on_it.skip_cache(), alias=second))
+    sandbox = await stage.sandbox(second)
+    seen = await now(sandbox.commands.run("cat ~/two; echo $SHAPE; pwd"))
+    assert seen.stdout == "one\nround\n/opt\n", seen
+
+
+@scenario()
+async def templates_install_packages(stage: Stage) -> None:
+    template, name = stage.of("Template"), f"compat-{unique()[:8]}"
+    tools = template().from_base_image().pip_install("six==1.17.0").apt_install("tree", no_install_recommends=True)
+    await now(template.build(tools, alias=name))
+    sandbox = await stage.sandbox(name)
+    seen = await now(sandbox.commands.run("python3 -c 'import six; print(six.__version__)'; tree --version | cut -c1-4"))
+    assert seen.stdout == "1.17.0\ntree\n", seen
+
+
+@scenario()
 async def templates_that_fail_say_where(stage: Stage) -> None:
+    template, name = stage.of("Template"), f"compat-{unique()[:8]}"
+
+    async def fails(described: Any, *texts: str, error: type[Exception] = e2b.BuildException) -> None:
+        with stage.raises(error) as caught:
+            await now(template.build(described, alias=name))
+        assert all(text in caught.text for text in texts), caught.text
+
+    begun = template().from_base_image()
+    await fails(begun.run_cmd("echo fine").run_cmd("echo before; exit 3"), "step 2 of 2", "before", "status 3")
+    await fails(template().from_base_image().npm_install("left-pad"), "npm: command not found")
+    stage.differs("TemplateBuilder.npm_install", "`base` has no npm: begin with a template or an image that has it")
+    stage.differs("TemplateBuilder.bun_install", "`base` has no bun: begin with a template or an image that has it")
+    await fails(template().from_base_image().git_clone("https://example.invalid/a.git"), "step 1 of 1")
+    stage.differs("TemplateBuilder.git_clone", "a build reaches registries of packages, and other hosts where its project may be open")
+    await fails(template().from_base_image().set_user("postgres").run_cmd("id"), "step 1", "postgres")
+    await fails(template().from_template("never-built"), "never-built")
+    await fails(template().from_image("127.0.0.1:9/none:1"), "cannot be pulled")
+    for kind in IMAGES:
+        stage.differs(f"Template.from_{kind}image", "the image comes from its public registry, and must have bash")
+    await fails(template().from_image("a/b:1", username="u", password="p"), "password")
+    for registry in ("aws", "gcp"):
+        stage.not_offered(f"Template.from_{registry}_registry", "images with a password: `belljar template import`")
+    assert await now(template.alias_exists(name)) is False
+
+
+@scenario()
+async def templates_have_no_tags(stage: Stage) -> None:
     template = stage.of("Template")
-    wrong = template().from_python_image("3").run_cmd("echo before; exit 3")
     with stage.raises(e2b.BuildException) as caught:
-        await now(template.build(wrong, alias=f"compat-{unique()[:8]}"))
-    assert "exit 3" in caught.text or "3" in caught.text, caught.text
-    assert await now(template.alias_exists("compat-never-built")) is False
+        await now(template.build(template().from_base_image(), alias=f"compat-{unique()[:8]}:v1"))
+    assert "tags" in caught.text, caught.text
+    for method, args in {"assign_tags": ("a:b", ["c"]), "remove_tags": ("a", ["b"]), "get_tags": ("a",)}.items():
+        if hasattr(template, method):
+            with stage.raises(e2b.TemplateException) as caught:
+                await now(getattr(template, method)(*args))
+            assert "a name of its own" in caught.text, caught.text
+    stage.not_offered("Template.*tags", "templates have no tags: give each a name of its own")
+    stage.not_offered("TemplateBuilder.*dev_container*", "there is no such template")
+    stage.not_offered("TemplateBuilder.add_mcp_server", "there is no such template")

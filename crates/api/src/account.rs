@@ -31,6 +31,8 @@ pub struct Quota {
     pub execs_per_second: u32,
     /// Whether its sandboxes may have a policy that is `open`.
     pub open: bool,
+    /// Whether root of the sandbox's own user namespace may run commands, where the template is a workstation.
+    pub root: bool,
 }
 
 /// A request for a project, or for another quota of it.
@@ -115,6 +117,7 @@ impl Default for Quota {
             creates_per_second: 20,
             execs_per_second: 1000,
             open: false,
+            root: false,
         }
     }
 }

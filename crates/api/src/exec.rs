@@ -25,7 +25,8 @@ pub struct ExecSpec {
     /// The directory to start in; `/workspace` if none is named.
     #[serde(default)]
     pub cwd: Option<String>,
-    /// The user to run as; the sandbox's own user (1000) if none is named. Never 0.
+    /// The user to run as; the sandbox's own user (1000) if none is named. 0 is root of the sandbox's own user namespace, where its
+    /// project may have that and its template is a workstation.
     #[serde(default)]
     pub uid: Option<u32>,
     /// Whether bytes will be sent to standard input. If not, it is `/dev/null`.
@@ -333,8 +334,21 @@ impl ExecSpec {
         Ok(())
     }
 
+    /// Refuses root where it is not to be had.
+    ///
+    /// # Errors
+    /// It is to run as root, and nobody may here, or it is code.
+    pub fn check_root(&self, rooted: bool) -> Result<(), Error> {
+        if self.uid != Some(0) || (rooted && self.code.is_none()) {
+            return Ok(());
+        }
+        let fix = "Leave the uid out: the sandbox's own user runs it. Commands run as root in a workstation of tier `container` whose project may have that: \
+                   `belljar project set NAME --root true`.";
+        Err(Error::invalid("uid 0 is not offered here", fix))
+    }
+
     fn check_numbers(&self) -> Result<(), Error> {
-        if self.uid.is_some_and(|uid| uid == 0 || uid > limits::UID_MAX) {
+        if self.uid.is_some_and(|uid| uid > limits::UID_MAX) {
             return Err(Error::invalid(
                 format!("uid {} is not offered", self.uid.unwrap_or_default()),
                 format!("Use a uid from 1 to {}, or none for the sandbox's own user.", limits::UID_MAX),
@@ -368,6 +382,17 @@ impl ExecSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn root_is_refused_unless_the_sandbox_has_one_and_for_code_always() {
+        let root = ExecSpec { argv: vec!["id".into()], uid: Some(0), ..ExecSpec::default() };
+        assert_eq!(root.check(), Ok(()));
+        assert_eq!(root.check_root(true), Ok(()));
+        assert!(root.check_root(false).unwrap_err().fix.contains("--root true"));
+        let code = ExecSpec { code: Some(Code::default()), ..root.clone() };
+        assert!(code.check_root(true).is_err());
+        assert_eq!(ExecSpec { uid: None, ..root }.check_root(false), Ok(()));
+    }
 
     #[test]
     fn a_request_without_a_terminal_is_written_as_before_there_were_any() {

@@ -53,6 +53,9 @@ struct Wanted {
     /// Whether its sandboxes may have a policy that is `open`: the whole internet.
     #[arg(long, value_name = "true|false")]
     open: Option<bool>,
+    /// Whether root of the sandbox's own user namespace may run commands, where the template is a workstation.
+    #[arg(long, value_name = "true|false")]
+    root: Option<bool>,
     /// Writes JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -86,6 +89,7 @@ impl Wanted {
             creates_per_second: self.creates_per_second.unwrap_or(now.creates_per_second),
             execs_per_second: self.execs_per_second.unwrap_or(now.execs_per_second),
             open: self.open.unwrap_or(now.open),
+            root: self.root.unwrap_or(now.root),
         }
     }
 }
@@ -102,9 +106,13 @@ fn table(projects: &[Project]) -> Result<(), Error> {
                 quota.creates_per_second.to_string(),
                 quota.execs_per_second.to_string(),
                 if quota.open { "yes" } else { "no" }.to_owned(),
+                if quota.root { "yes" } else { "no" }.to_owned(),
                 list::age(*created_at_ms),
             ]
         })
         .collect();
-    show::table(&["project", "sandboxes", "memory", "disk", "creates/s", "execs/s", "open", "age"], &rows)
+    show::table(
+        &["project", "sandboxes", "memory", "disk", "creates/s", "execs/s", "open", "root", "age"],
+        &rows,
+    )
 }

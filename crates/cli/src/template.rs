@@ -8,7 +8,7 @@ use api::Error;
 use indicatif::{ProgressBar, ProgressStyle};
 use node::Machine;
 use node::template::recipe::{Ground, Recipe};
-use node::template::{Builder, Order, Progress, Store, Template};
+use node::template::{Builder, Order, Progress, Store, Template, shipped};
 use runtime::engine::Engine;
 use runtime::{Runtime, Tier};
 
@@ -85,25 +85,6 @@ enum Command {
     },
 }
 
-/// Recipes that come with Belljar.
-const RECIPES: [(&str, &str); 7] = [
-    ("base", include_str!("../../../images/base.toml")),
-    ("python", include_str!("../../../images/python.toml")),
-    ("node", include_str!("../../../images/node.toml")),
-    ("analysis", include_str!("../../../images/analysis.toml")),
-    ("interpreter", include_str!("../../../images/interpreter.toml")),
-    ("workstation", include_str!("../../../images/workstation.toml")),
-    ("code-interpreter-v1", include_str!("../../../images/code-interpreter-v1.toml")),
-];
-
-/// What these recipes copy.
-const FILES: [(&str, &str); 4] = [
-    ("fonts/matplotlibrc", include_str!("../../../images/fonts/matplotlibrc")),
-    ("interpreter/entrypoint.py", include_str!("../../../images/interpreter/entrypoint.py")),
-    ("workstation/rename-user", include_str!("../../../images/workstation/rename-user")),
-    ("workstation/sudo", include_str!("../../../images/workstation/sudo")),
-];
-
 /// What to build: the recipe, the name it goes by, and the directory it copies from.
 struct Wanted {
     recipe: Recipe,
@@ -168,12 +149,12 @@ pub async fn run(place: &Place, arguments: Arguments) -> Result<ExitCode, Error>
 
 /// The recipe of that name, or in that file.
 fn find(data: &Path, text: &str) -> Result<Wanted, Error> {
-    if let Some((name, recipe)) = RECIPES.iter().find(|(name, _)| *name == text) {
-        let recipe = Recipe::parse(recipe).map_err(|error| error.to_api())?;
-        return Ok(Wanted { recipe, name: (*name).to_owned(), home: lay_out(data)? });
+    if let Some(recipe) = shipped::find(text).map_err(|error| error.to_api())? {
+        let home = shipped::lay_out(data).map_err(|error| error.to_api())?;
+        return Ok(Wanted { recipe, name: text.to_owned(), home });
     }
     let path = Path::new(text);
-    let names = RECIPES.map(|(name, _)| name).join(", ");
+    let names = shipped::names().join(", ");
     let recipe = std::fs::read_to_string(path).map_err(|error| {
         Error::invalid(
             format!("there is no recipe {text:?}: {error}"),
@@ -183,18 +164,6 @@ fn find(data: &Path, text: &str) -> Result<Wanted, Error> {
     let recipe = Recipe::parse(&recipe).map_err(|error| error.to_api())?;
     let home = path.parent().filter(|home| !home.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok(Wanted { recipe, name: stem(path), home: home.to_owned() })
-}
-
-/// Writes down what our own recipes copy, and says where.
-fn lay_out(data: &Path) -> Result<PathBuf, Error> {
-    let home = data.join("images");
-    for (name, text) in FILES {
-        let path = home.join(name);
-        let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        made.and_then(|()| std::fs::write(&path, text))
-            .map_err(|error| crate::platform(format!("cannot write {}: {error}", path.display())))?;
-    }
-    Ok(home)
 }
 
 /// The engine that makes templates here, because nothing else can: layers are root's.
@@ -214,14 +183,14 @@ async fn build(
     (name, fresh, registry): (Option<&str>, bool, Option<&str>),
 ) -> Result<(), Error> {
     if let Ground::Named(ground) = &wanted.recipe.from
-        && RECIPES.iter().any(|(name, _)| name == ground)
+        && shipped::names().contains(&ground.as_str())
         && !Store::new(machine.data()).has(ground)
     {
         show::note(&format!("{} begins with {ground}, which is built first", wanted.name));
         Box::pin(build((machine, engine), &find(machine.data(), ground)?, (None, fresh, None))).await?;
     }
     let name = name.unwrap_or(&wanted.name);
-    let order = Order { name, recipe: &wanted.recipe, home: &wanted.home, fresh, registry };
+    let order = Order { fresh, registry, ..Order::new(name, &wanted.recipe, &wanted.home) };
     let Some(engine) = engine else {
         return make(machine, async |builder, watch| builder.build(&order, watch).await).await;
     };
@@ -242,11 +211,7 @@ async fn build(
 pub async fn make_ready(machine: &Machine, runtime: &dyn Runtime, recipe: &str) -> Result<String, Error> {
     let store = Store::new(machine.data());
     let native = rustix::process::geteuid().is_root() && machine.at_least(Tier::Container).is_ok();
-    if runtime.takes_images()
-        && native
-        && store.has(recipe)
-        && !RECIPES.iter().any(|(name, _)| *name == recipe)
-    {
+    if runtime.takes_images() && native && store.has(recipe) && !shipped::names().contains(&recipe) {
         let engine = machine.engine_named(runtime.name()).map_err(|error| error.to_api())?;
         with_bar(machine, async |builder, watch| builder.load(recipe, &engine, watch).await).await?;
         return Ok(recipe.to_owned());
@@ -320,6 +285,11 @@ async fn with_bar<T>(
         }
         Progress::Bytes(bytes) => bar.set_position(bytes),
         Progress::Says(line) => bar.set_message(show::escape(line)),
+        Progress::Output(bytes) => {
+            if let Some(line) = String::from_utf8_lossy(bytes).lines().rfind(|line| !line.trim().is_empty()) {
+                bar.set_message(show::escape(line));
+            }
+        }
     };
     let made = tokio::select! {
         made = act(&builder, &watch) => Some(made),

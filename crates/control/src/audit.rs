@@ -77,6 +77,8 @@ pub enum Act {
     KeyRevoke,
     /// A project was made, or its quota changed.
     ProjectPut,
+    /// A template was begun to be built; the detail is its name.
+    TemplateBuild,
     /// A sandbox was asked for.
     SandboxCreate,
     /// A sandbox was told to stop.

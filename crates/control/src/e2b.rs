@@ -6,6 +6,9 @@
 //! | [`list`] | those of a project, in pages |
 //! | [`shown`] | sandboxes as E2B shows them |
 //! | [`templates`] | which templates there are |
+//! | [`builder`] | templates that its SDKs build |
+//! | [`builds`] | how far those are |
+//! | [`steps`] | their steps as a recipe of ours |
 //! | [`network`] | its network options as a policy |
 //! | [`who`] | whose sandbox a request is for, by headers, by host or by a signature, and whether it may |
 //! | [`connect`] | its remote procedure calls: JSON, with envelopes where they stream |
@@ -21,6 +24,8 @@
 //! There is no second agent inside: everything becomes what the guest knows already. Nothing is kept for it either, but who listens to
 //! which process: a sandbox made here is one like any other, and every other one can be reached from here.
 
+mod builder;
+mod builds;
 mod code;
 mod connect;
 mod content;
@@ -34,6 +39,7 @@ mod process;
 mod results;
 mod running;
 mod shown;
+mod steps;
 mod templates;
 mod time;
 mod watch;
@@ -48,6 +54,7 @@ use axum::routing::{any, delete, get, post, put};
 
 use crate::platform::Platform;
 
+pub use builds::Builds;
 pub use running::Processes;
 pub use watch::Watchers;
 pub use who::{Named, TRAFFIC_TOKEN};
@@ -64,11 +71,15 @@ pub struct State {
     pub processes: Processes,
     /// Who asks again and again what happened to files.
     pub watchers: Watchers,
+    /// Templates that are being built.
+    pub builds: Builds,
 }
 
 /// Sandboxes, as its SDKs and the older ones of them ask for them.
 pub fn outside() -> Router<Arc<Platform>> {
     let (create, connect) = (post(control::create), post(control::connect));
+    // What is copied is never held whole.
+    let files = get(builder::files).put(builder::receive).layer(DefaultBodyLimit::disable());
     Router::new()
         .route("/v2/sandboxes", create.clone().get(list::page))
         .route("/sandboxes", create.get(list::all))
@@ -92,10 +103,13 @@ pub fn outside() -> Router<Arc<Platform>> {
         .route("/secrets/{secret}", any(control::no_secrets))
         .route("/templates", get(templates::list).post(templates::not_here))
         .route("/templates/aliases/{alias}", get(templates::alias))
+        .route("/v3/templates", post(builder::request))
+        .route("/templates/{template}/files/{archive}", files)
+        .route("/v2/templates/{template}/builds/{build}", post(builder::begin))
+        .route("/templates/{template}/builds/{build}/status", get(builder::status))
+        .route("/templates/tags", any(templates::not_here))
+        .route("/templates/{template}/tags", any(templates::not_here))
         .route("/templates/{template}", any(templates::not_here))
-        .route("/templates/{template}/{*rest}", any(templates::not_here))
-        .route("/v2/templates/{*rest}", any(templates::not_here))
-        .route("/v3/templates", post(templates::not_here))
 }
 
 /// What is in a sandbox, as its SDKs ask its agent and its code interpreter.

@@ -140,7 +140,7 @@ impl Platform {
     ) -> Answer<(Sandbox, bool)> {
         let project = account.key.project.clone();
         let hash: [u8; 32] = Sha256::digest(serde_json::to_vec(&request).unwrap_or_default()).into();
-        let order = Order { project: project.clone(), request, may_open: account.quota.open };
+        let order = ordered(account, request);
         let (wanted, mut claim) = info_span!(target: STEP, "plan").in_scope(|| self.planned(&order))?;
         if let Some(claim) = &mut claim {
             claim.begin();
@@ -357,4 +357,10 @@ pub fn missing(named: &str) -> Error {
         fix: "List the sandboxes and use one of those.".into(),
         ..Error::not_found(format!("there is no sandbox {shown:?}"))
     }
+}
+
+/// What somebody asks for, with what their project may have.
+fn ordered(account: &Account, request: CreateSandbox) -> Order {
+    let (may_open, may_root) = (account.quota.open, account.quota.root);
+    Order { project: account.key.project.clone(), request, may_open, may_root }
 }

@@ -120,7 +120,7 @@ fn build(data: &Path, name: &str) -> Template {
     apart(async || {
         machine.tidy().await.unwrap();
         let builder = Builder::new(&machine, machine.at_least(Tier::Container).unwrap());
-        let order = Order { name, recipe: &recipe, home: &images, fresh: false, registry: None };
+        let order = Order::new(name, &recipe, &images);
         let built = builder.build(&order, &|_| {}).await;
         built.unwrap_or_else(|error| panic!("{}", node::error::chain(&error)))
     })

@@ -36,6 +36,7 @@ pub const PLENTY: Quota = Quota {
     creates_per_second: 100_000,
     execs_per_second: 100_000,
     open: true,
+    root: false,
 };
 
 /// A running server.
@@ -263,6 +264,12 @@ impl Service {
     /// Adds a template like `base` with a layer of its own: a hexadecimal digit, many times.
     pub fn add_template(&self, name: &str, letter: char) {
         lend_template(self.data(), name, letter);
+    }
+
+    /// Builds a template that comes with Belljar.
+    pub fn build(&self, recipe: &str) {
+        let built = self.command(&["template", "build", recipe]).output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     }
 
     /// Process 1 of a sandbox, as this machine sees it.

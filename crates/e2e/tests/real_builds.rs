@@ -35,7 +35,7 @@ async fn build(lab: &Lab, name: &str, recipe: &str, home: &Path) -> Result<(Temp
         }
     };
     let recipe = Recipe::parse(recipe)?;
-    let order = Order { name, recipe: &recipe, home, fresh: false, registry: None };
+    let order = Order::new(name, &recipe, home);
     let template = builder.build(&order, &watch).await?;
     let made = made.lock().unwrap().clone();
     Ok((template, made))
@@ -334,7 +334,7 @@ fn a_step_below_that_is_made_again_has_those_above_it_made_again() {
         let both = format!("from = \"base\"\nsteps = [{below}, {{ run = \"cp /srv/a /srv/b\" }}]");
         let (first, _) = build(lab, "both", &both, Path::new(".")).await.unwrap();
         let recipe = Recipe::parse(&format!("from = \"base\"\nsteps = [{below}]")).unwrap();
-        let order = Order { name: "one", recipe: &recipe, home: Path::new("."), fresh: true, registry: None };
+        let order = Order { fresh: true, ..Order::new("one", &recipe, Path::new(".")) };
         Builder::new(&lab.machine, Arc::clone(&lab.runtime)).build(&order, &|_| {}).await.unwrap();
         let (second, made) = build(lab, "both", &both, Path::new(".")).await.unwrap();
         assert_eq!(made, ["run cp /srv/a /srv/b"]);

@@ -58,7 +58,7 @@ const PIPE_BYTES: usize = 1 << 20;
 /// The highest capability number that any kernel so far knows is 40; asking for more is refused and harmless.
 pub const CAPABILITY_LAST: libc::c_ulong = 63;
 
-/// What root keeps in a sandbox that builds: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID and SETUID, which is what
+/// What root keeps where there is one: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID and SETUID, which is what
 /// package managers take. Not what process 1 has besides, so that it is out of reach.
 const BUILDS: u64 = 0b1111_1011;
 
@@ -75,6 +75,8 @@ const VERDICT_LOOKS: u32 = 4;
 pub enum Purpose {
     /// To run code: an exec that does not say who it runs as is the sandbox's user.
     Run,
+    /// The same, where one may say that it runs as root of the sandbox's own user namespace.
+    Rooted,
     /// To run the steps of a recipe: it is root of the sandbox's own user namespace.
     Build,
 }
@@ -82,15 +84,23 @@ pub enum Purpose {
 impl Purpose {
     fn uid(self) -> u32 {
         match self {
-            Self::Run => limits::UID,
+            Self::Run | Self::Rooted => limits::UID,
             Self::Build => 0,
+        }
+    }
+
+    /// Whether anybody may be root.
+    pub fn has_root(self) -> bool {
+        match self {
+            Self::Run => false,
+            Self::Rooted | Self::Build => true,
         }
     }
 
     /// Who a process of an exec is.
     pub fn identity(self, spec: &ExecSpec, group: u32) -> Identity {
         let uid = spec.uid.unwrap_or(self.uid());
-        let capabilities = if self == Self::Build && uid == 0 { BUILDS } else { 0 };
+        let capabilities = if self.has_root() && uid == 0 { BUILDS } else { 0 };
         Identity { uid, group, capabilities }
     }
 }

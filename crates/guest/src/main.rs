@@ -86,6 +86,7 @@ fn main() -> ExitCode {
             let Some(ttl) = ttl_ms.map(Duration::from_millis) else { return ExitCode::from(2) };
             match arguments.next().as_deref() {
                 None => init::run(ttl, Purpose::Run, Way::Dial).into(),
+                Some("--rooted") => init::run(ttl, Purpose::Rooted, Way::Dial).into(),
                 Some("--build") => init::run(ttl, Purpose::Build, Way::Dial).into(),
                 Some("--listen") => init::run(ttl, Purpose::Run, Way::Listen).into(),
                 Some("--walls") => walls::put_up(ttl),

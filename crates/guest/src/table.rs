@@ -138,6 +138,7 @@ impl Table {
     pub async fn start(self: &Rc<Self>, id: ExecId, spec: ExecSpec, body: &[u8]) -> Result<Rc<Exec>, Error> {
         let fingerprint = fingerprint(body);
         spec.check()?;
+        spec.check_root(self.purpose.has_root())?;
         self.kills.settled().await;
         let exec = match self.exec(&id) {
             Ok(known) => same(&id, known, fingerprint)?,

@@ -389,7 +389,7 @@ impl Call {
     /// What the guest is asked for.
     async fn prepared(&self, spec: ExecSpec) -> Result<ExecSpec, Error> {
         let record = self.entry.record();
-        spec.check().map_err(Error::Request)?;
+        spec.check().and_then(|()| spec.check_root(record.rooted)).map_err(Error::Request)?;
         let spec = match spec.code.clone() {
             Some(code) => self.coded(&record, spec, &code).await?,
             None => self.entry.dressed(&record, spec),
@@ -413,6 +413,16 @@ impl Call {
     pub fn home(&self) -> String {
         let record = self.entry.record();
         record.env.get("HOME").cloned().unwrap_or_else(|| format!("/home/{}", limits::USER))
+    }
+
+    /// The directory that its template has commands start in, if it says one.
+    pub fn directory(&self) -> Option<String> {
+        self.entry.record().cwd
+    }
+
+    /// Whether root of its own user namespace may run commands.
+    pub fn has_root(&self) -> bool {
+        self.entry.record().rooted
     }
 
     /// A reader of an exec.

@@ -53,6 +53,9 @@ pub struct Record {
     /// How much of its own file system it may change.
     #[serde(default, skip_serializing_if = "Posture::is_default")]
     pub posture: Posture,
+    /// Whether root of its own user namespace may run commands.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rooted: bool,
     /// Whether it was made ahead and is nobody's yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pooled: bool,
@@ -75,6 +78,13 @@ pub struct Ports {
     /// Whether everybody may reach all of them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub all_public: bool,
+}
+
+impl Record {
+    /// What a runtime is asked for.
+    pub fn profile(&self) -> runtime::Profile {
+        if self.rooted { runtime::Profile::Rooted } else { self.posture.profile() }
+    }
 }
 
 impl Ports {
@@ -313,6 +323,7 @@ mod tests {
             cwd: None,
             imports: vec!["json".into()],
             posture: Posture::Run,
+            rooted: false,
             pooled: false,
             boot: "b".into(),
             expires_boot_ms: 5,

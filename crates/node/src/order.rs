@@ -19,7 +19,7 @@ impl Shared {
         let record = entry.record();
         let (layers, image) = template::root(&self.data, &record.layers);
         let (limits, guest) = (record.sandbox.limits, self.guest.clone());
-        let spec = Spec { layers, image, limits, profile: record.posture.profile(), guest };
+        let spec = Spec { layers, image, limits, profile: record.profile(), guest };
         Ok((spec, self.runtime_of(entry)?))
     }
 

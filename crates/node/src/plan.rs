@@ -17,7 +17,7 @@ use crate::journal::{Ports, Record};
 use crate::live::Node;
 use crate::pool::{self, Claim, Kind};
 use crate::ready::Readiness;
-use crate::template::{self, Template};
+use crate::template::{self, Posture, Template};
 
 /// Who asks for a sandbox, and for what.
 #[derive(Clone, Debug)]
@@ -28,6 +28,8 @@ pub struct Order {
     pub request: CreateSandbox,
     /// Whether that project may let a sandbox reach the whole internet.
     pub may_open: bool,
+    /// Whether it may have root run commands in a workstation.
+    pub may_root: bool,
 }
 
 /// What an order comes to on this machine.
@@ -35,6 +37,7 @@ pub struct Plan {
     runtime: Arc<dyn Runtime>,
     template: Template,
     limits: Limits,
+    rooted: bool,
 }
 
 impl Node {
@@ -42,7 +45,7 @@ impl Node {
     pub fn keep_ready(&self, templates: &[String]) {
         for template in templates {
             let request = CreateSandbox { template: template.clone(), ..CreateSandbox::default() };
-            let order = Order { project: String::new(), request, may_open: false };
+            let order = Order { project: String::new(), request, may_open: false, may_root: false };
             match self.plan(&order).map(|plan| plan.kind(&order)) {
                 Ok(Some(kind)) => self.shared.pool.keep(kind),
                 Ok(None) => tracing::warn!(template, "what isolates here makes none ahead"),
@@ -66,7 +69,10 @@ impl Node {
         let wanted = request.limits.over(template.limits.over(Limits::default()));
         let limits = request.limits.over(runtime.within(wanted));
         limits.check().map_err(Error::Request)?;
-        Ok(Plan { runtime, template, limits })
+        // In a kernel in user space root would reach process 1.
+        let guarded = runtime.tier() != runtime::Tier::UserKernel;
+        let rooted = order.may_root && template.posture == Posture::Workstation && guarded;
+        Ok(Plan { runtime, template, limits, rooted })
     }
 
     /// Whether a sandbox that is not ready may be made for an order that was asked for then: whose turn does not come soon had better ask again.
@@ -112,6 +118,7 @@ impl Node {
             cwd,
             imports,
             posture,
+            rooted: plan.rooted,
             pooled: false,
             boot: self.shared.boot.clone(),
             expires_boot_ms: clock::boot_ms() + plan.limits.ttl_ms,
@@ -134,8 +141,8 @@ impl Plan {
     /// Whether a sandbox is made of the same: a template may have been made anew under its name.
     pub(crate) fn is_of(&self, record: &Record) -> bool {
         let Template { layers, env, cwd, imports, posture, .. } = &self.template;
-        (&record.layers, &record.env, &record.cwd, &record.imports, &record.posture)
-            == (layers, env, cwd, imports, posture)
+        (&record.layers, &record.env, &record.cwd, &record.imports, &record.posture, &record.rooted)
+            == (layers, env, cwd, imports, posture, &self.rooted)
     }
 
     /// What a ready sandbox for it is made as, where there can be one.
@@ -145,6 +152,7 @@ impl Plan {
             tier: order.request.tier,
             template: order.request.template.clone(),
             limits: Limits { ttl_ms: pool::READY_MS, ..self.limits },
+            rooted: self.rooted,
         })
     }
 }

@@ -75,6 +75,8 @@ pub(crate) struct Kind {
     pub template: String,
     /// With the time to live of one that nobody has claimed.
     pub limits: Limits,
+    /// Whether root may run commands in it.
+    pub rooted: bool,
 }
 
 /// All shelves.
@@ -435,9 +437,9 @@ impl Node {
 
     /// Begins to make one.
     async fn make_ahead(self, making: Making) {
-        let Kind { tier, template, limits, .. } = making.kind.clone();
+        let Kind { tier, template, limits, rooted, .. } = making.kind.clone();
         let request = CreateSandbox { template, tier, limits: limits.into(), ..CreateSandbox::default() };
-        let order = Order { project: String::new(), request, may_open: false };
+        let order = Order { project: String::new(), request, may_open: false, may_root: rooted };
         // Until the record is written, the template's layers are kept by this lock, and then by the record.
         let using = match template::using(&self.shared.data).await {
             Ok(using) => using,

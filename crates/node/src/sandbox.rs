@@ -163,7 +163,7 @@ impl Sandbox {
         let outside = info_span!(target: STEP, "posture", what = "outside");
         let (_, mut differences) = self.home.runtime.posture(&self.home.id).instrument(outside).await?;
         let inside = match profile {
-            Profile::Run | Profile::Workstation | Profile::Build => {
+            Profile::Run | Profile::Workstation | Profile::Rooted | Profile::Build => {
                 let step = info_span!(target: STEP, "posture", what = "inside");
                 let posture = self.look_inside().instrument(step).await?;
                 differences.extend(user_differences(&posture, self.home.runtime.tier(), profile));

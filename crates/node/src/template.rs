@@ -13,6 +13,8 @@
 //! | `build` | a recipe, step by step |
 //! | `step` | one step, run in a sandbox, and what it changed |
 //! | `copy` | files from beside a recipe |
+//! | [`sent`] | files that somebody sent for a build |
+//! | [`shipped`] | the recipes that come with Belljar |
 //! | `cache` | what steps became, and what they said |
 //! | `registry` | an image from a registry |
 //! | `containerfile` | a recipe for engines, and for people who build with their own tools |
@@ -41,6 +43,8 @@ mod mounts;
 mod package;
 pub mod recipe;
 mod registry;
+pub mod sent;
+pub mod shipped;
 mod step;
 mod store;
 mod unpack;
@@ -52,7 +56,7 @@ use api::SandboxId;
 use api::layer::LayerReport;
 use egress::gate::upstream::Upstreams;
 use egress::{Broker, Gate};
-use runtime::Runtime;
+use runtime::{Runtime, Tier};
 
 pub use build::Order;
 pub use layers::{tidy, using};
@@ -99,6 +103,8 @@ pub enum Progress<'a> {
     Bytes(u64),
     /// The program that builds says something.
     Says(&'a str),
+    /// What a step writes, as it comes.
+    Output(&'a [u8]),
 }
 
 /// Takes what happens.
@@ -122,6 +128,15 @@ impl Builder {
         let gate = Gate::new(&crate::egress::packages(&data), Upstreams::of_this_machine(), reserve);
         let broker = Arc::new(Broker::new(gate));
         Self { runtime, data, guest: machine.guest().to_owned(), broker, made: Mutex::default() }
+    }
+
+    /// Makes templates in this data directory, with the containers of this machine.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn below(data: &Path) -> Result<Self, Error> {
+        let machine = Machine::open(data)?;
+        Ok(Self::new(&machine, machine.at_least(Tier::Container)?))
     }
 
     /// Ends what is left when something that was being made is given up: call it after the future of that was dropped.

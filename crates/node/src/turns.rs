@@ -313,10 +313,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_time_of_a_burst_is_earned_again_while_nobody_waits() {
         let turns = Arc::new(Turns::of(STARTS, 1));
+        let many = usize::try_from(STARTS.soon.as_millis() / STARTS.unknown.as_millis()).unwrap();
         for (calm, longest) in [(0, 1500), (100, 100), (700, 700), (9000, 1500)] {
             tokio::time::sleep(Duration::from_millis(calm)).await;
             let held = turns.turn("p").await;
-            let waiting: Vec<_> = (0..3)
+            let waiting: Vec<_> = (0..many)
                 .map(|_| {
                     let turns = Arc::clone(&turns);
                     tokio::spawn(async move { drop(turns.turn("p").await) })
@@ -325,7 +326,7 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(longest - 1)).await;
             assert_eq!(turns.may_wait("p", Instant::now()), Ok(()), "after {calm} ms");
             tokio::time::sleep(Duration::from_millis(2)).await;
-            assert_eq!(turns.may_wait("p", Instant::now()), Err(3), "after {calm} ms");
+            assert_eq!(turns.may_wait("p", Instant::now()), Err(many), "after {calm} ms");
             drop(held);
             for task in waiting {
                 task.await.unwrap();
@@ -393,7 +394,7 @@ mod tests {
             ..api::limits::Limits::default()
         };
         let request = api::sandbox::CreateSandbox { limits: limits.into(), ..Default::default() };
-        let order = crate::Order { project: "p".into(), request, may_open: false };
+        let order = crate::Order { project: "p".into(), request, may_open: false, may_root: false };
         let id = "a".parse().unwrap();
         node.create(&id, &order, None).await.unwrap();
         let call = node.call(&id).unwrap();

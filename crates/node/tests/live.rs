@@ -62,7 +62,7 @@ fn gate(data: &std::path::Path) -> node::egress::Gate {
 }
 
 fn order() -> Order {
-    Order { project: "p".into(), request: request(), may_open: false }
+    Order { project: "p".into(), request: request(), may_open: false, may_root: false }
 }
 
 fn request() -> CreateSandbox {

@@ -72,7 +72,7 @@ impl Place {
 fn order(project: &str) -> Order {
     let limits = Limits { disk_bytes: Limits::MIN.disk_bytes, ..Limits::default() };
     let request = CreateSandbox { limits: limits.into(), ..CreateSandbox::default() };
-    Order { project: project.into(), request, may_open: false }
+    Order { project: project.into(), request, may_open: false, may_root: false }
 }
 
 /// As control does: under the id of one that is ready, or under a fresh one.

@@ -66,6 +66,8 @@ pub enum Profile {
     /// The same for people and agents who install things: the root can be written too, within the sandbox's disk, by whoever may write
     /// there. Nobody in it is more than in [`Profile::Run`].
     Workstation,
+    /// The same, where root of the sandbox's own user namespace may run commands too, with what installing packages takes.
+    Rooted,
     /// Unpacks layers of an image and runs no code of anybody's: process 1 may also own files on behalf of the
     /// image's users. `done` are bound read-only at `/layers/0`, `/layers/1`, …, `target` writable at `/layers/target`.
     Unpack {
@@ -84,7 +86,7 @@ impl Profile {
     pub fn owns_files(&self) -> bool {
         match self {
             Self::Run | Self::Workstation => false,
-            Self::Unpack { .. } | Self::Build => true,
+            Self::Unpack { .. } | Self::Rooted | Self::Build => true,
         }
     }
 
@@ -92,7 +94,7 @@ impl Profile {
     pub fn writes_root(&self) -> bool {
         match self {
             Self::Run | Self::Unpack { .. } => false,
-            Self::Workstation | Self::Build => true,
+            Self::Workstation | Self::Rooted | Self::Build => true,
         }
     }
 }

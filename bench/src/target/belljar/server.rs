@@ -29,6 +29,7 @@ const PLENTY: Quota = Quota {
     creates_per_second: 100_000,
     execs_per_second: 100_000,
     open: false,
+    root: false,
 };
 
 /// A server that runs.

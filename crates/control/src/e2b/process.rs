@@ -30,7 +30,7 @@ use super::running::{
     Config, Found, KEPT_BYTES, Process, Selector, Told, exec_id, fresh_pid, missing, pid_of,
 };
 use super::shown::put;
-use super::who::Inside;
+use super::who::{Commander, Inside};
 
 /// How long a piece of input waits for a process that does not read, before whoever sends it is told.
 const INPUT_WITHIN: Duration = Duration::from_secs(60);
@@ -102,13 +102,22 @@ impl Pty {
 }
 
 /// Starts a command, and tells what it writes to its end. It goes on if whoever listens leaves.
-pub async fn start(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Start>) -> Called<Response> {
+pub async fn start(
+    Commander(inside, as_root): Commander,
+    headers: HeaderMap,
+    Asked(ask): Asked<Start>,
+) -> Called<Response> {
     let Inside { platform, caller, call, sandbox, home } = &inside;
     caller.pace(Rate::Exec)?;
     let launch = caller.share.launch()?;
     let place = place(&caller.share)?;
     let terminal = ask.pty.as_ref().map(Pty::size);
-    let spec = spec(&ask, terminal, home, number(&headers, "connect-timeout-ms"));
+    let who = if as_root { Who::Root } else { Who::User(home) };
+    let mut spec = spec(&ask, terminal, who, number(&headers, "connect-timeout-ms"));
+    if ask.process.cwd.as_deref().unwrap_or_default().is_empty() {
+        // A template's own directory is for everybody; a home is its owner's.
+        spec.cwd = call.directory().filter(|directory| directory != home).or(spec.cwd);
+    }
     let pid = fresh_pid()?;
     let id = exec_id(pid)?;
     crate::trace::about_exec(sandbox, &id);
@@ -234,14 +243,32 @@ pub async fn update(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<
     Ok(Json(json!({})))
 }
 
+/// Who runs a command.
+#[derive(Clone, Copy)]
+enum Who<'a> {
+    /// The sandbox's user, whose home this is.
+    User(&'a str),
+    Root,
+}
+
 /// What the guest is asked for.
-fn spec(ask: &Start, terminal: Option<TerminalSize>, home: &str, deadline_ms: Option<u64>) -> ExecSpec {
+fn spec(ask: &Start, terminal: Option<TerminalSize>, who: Who<'_>, deadline_ms: Option<u64>) -> ExecSpec {
     let Config { cmd, args, envs, cwd } = &ask.process;
     let mut env = envs.clone();
+    let (uid, home) = match who {
+        Who::User(home) => (None, home),
+        Who::Root => (Some(0), "/root"),
+    };
+    if uid.is_some() {
+        for (name, value) in [("HOME", home), ("USER", "root"), ("LOGNAME", "root")] {
+            env.entry(name.into()).or_insert_with(|| value.into());
+        }
+    }
     env.entry("E2B_SANDBOX".into()).or_insert_with(|| "true".into());
     ExecSpec {
         argv: std::iter::once(cmd.clone()).chain(args.iter().cloned()).collect(),
         env,
+        uid,
         cwd: Some(absolute(cwd.as_deref().unwrap_or_default(), home)),
         stdin: terminal.is_none() && ask.stdin.unwrap_or(true),
         deadline_ms: deadline_ms.filter(|ms| *ms > 0).map(|ms| ms.min(DEADLINE_MS_MAX)),
@@ -402,7 +429,7 @@ mod tests {
     fn what_is_not_said_is_what_is_usual() {
         let ask: Start =
             serde_json::from_str(r#"{"process":{"cmd":"/bin/bash","args":["-l","-c","x"]}}"#).unwrap();
-        let spec = spec(&ask, None, "/home/user", None);
+        let spec = spec(&ask, None, Who::User("/home/user"), None);
         assert_eq!(spec.argv, ["/bin/bash", "-l", "-c", "x"]);
         assert!(spec.stdin && spec.cwd.as_deref() == Some("/home/user") && spec.deadline_ms.is_none());
         assert_eq!(spec.check(), Ok(()));
@@ -411,7 +438,7 @@ mod tests {
         )
         .unwrap();
         let size = ask.pty.as_ref().map(Pty::size);
-        let spec = super::spec(&ask, size, "/home/user", Some(u64::MAX));
+        let spec = super::spec(&ask, size, Who::User("/home/user"), Some(u64::MAX));
         assert_eq!((size.unwrap().cols, size.unwrap().rows), (9, 24));
         assert!(!spec.stdin && spec.cwd.as_deref() == Some("/home/user/b"));
         assert_eq!(spec.check(), Ok(()));

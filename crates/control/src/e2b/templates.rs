@@ -1,4 +1,4 @@
-//! Templates as E2B lists them. Building them is for whoever has the machine.
+//! Templates as E2B lists them.
 
 use std::sync::Arc;
 
@@ -36,10 +36,10 @@ pub async fn alias(
     Ok(Json(json!({ "templateID": theirs(ours(&name)), "public": false })))
 }
 
-/// They are built, tagged and removed on the machine itself.
+/// They are removed on the machine itself, and have no tags.
 pub async fn not_here(_: By<Caller>) -> Told<StatusCode> {
-    let instead = "Build one with `belljar template build`: docs/guides/templates.md.";
-    Err(not_offered("builder of templates", instead))
+    let instead = "Give each template a name of its own; `belljar template remove` removes one.";
+    Err(not_offered("tags of templates, and removes none by its API", instead))
 }
 
 fn shown(template: &Template) -> Value {

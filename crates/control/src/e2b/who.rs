@@ -49,6 +49,9 @@ pub struct Inside {
     pub home: String,
 }
 
+/// The same, for a command: whether it is to run as root.
+pub struct Commander(pub Inside, pub bool);
+
 /// The same, for code.
 pub struct Coder(pub Inside);
 
@@ -82,8 +85,21 @@ impl FromRequestParts<Arc<Platform>> for Inside {
         let id = named(parts)?;
         let headers = parts.headers.clone();
         let inside = enter(platform, id, |ports| shows(&headers, TOKEN, &token(ports)), parts).await?;
-        known_user(&headers)?;
+        check_user(&user(&headers), false)?;
         Ok(inside)
+    }
+}
+
+impl FromRequestParts<Arc<Platform>> for Commander {
+    type Rejection = Failed;
+
+    async fn from_request_parts(parts: &mut Parts, platform: &Arc<Platform>) -> Called<Self> {
+        let id = named(parts)?;
+        let headers = parts.headers.clone();
+        let inside = enter(platform, id, |ports| shows(&headers, TOKEN, &token(ports)), parts).await?;
+        let user = user(&headers);
+        check_user(&user, inside.call.has_root())?;
+        Ok(Self(inside, user == "root"))
     }
 }
 
@@ -106,7 +122,7 @@ impl Signed {
     /// # Errors
     /// Neither is right, or the signature is too old.
     pub async fn inside(&self, parts: &mut Parts, platform: &Arc<Platform>, act: May) -> Called<Inside> {
-        check_user(&self.username)?;
+        check_user(&self.username, false)?;
         let Some(signature) = &self.signature else {
             return Inside::from_request_parts(parts, platform).await;
         };
@@ -202,22 +218,24 @@ fn same(one: &str, other: &str) -> bool {
 }
 
 /// The user that a call is to be made as, in a header without a password.
-fn known_user(headers: &HeaderMap) -> Called<()> {
+fn user(headers: &HeaderMap) -> String {
     let basic =
         headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Basic "));
-    let Some(basic) = basic else { return Ok(()) };
-    let text = STANDARD.decode(basic.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-    let text = text.unwrap_or_default();
-    check_user(text.split(':').next().unwrap_or_default())
+    let text = basic.and_then(|basic| STANDARD.decode(basic.trim()).ok());
+    let text = text.and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default();
+    text.split(':').next().unwrap_or_default().to_owned()
 }
 
-fn check_user(name: &str) -> Called<()> {
+/// Refuses who is not there. Root is where the sandbox has one, for commands.
+fn check_user(name: &str, rooted: bool) -> Called<()> {
     match name {
         "" | "user" | USER => Ok(()),
+        "root" if rooted => Ok(()),
         "root" => Err(Failed::of(
             Code::PermissionDenied,
-            "nobody is root in this sandbox: run it as `user`, install packages with pip or npm as that user, and \
-             have what needs root done by a step of a template (docs/guides/templates.md)",
+            "nobody is root here: do it as `user`, install packages with pip or npm as that user, and have what needs root done by a \
+             step of a template (docs/guides/e2b.md). Where an administrator allows it (`belljar project set NAME --root true`), commands \
+             run as root in new sandboxes; files are opened as `user`, also there",
         )),
         other => {
             let told: String = other.chars().take(32).collect();
@@ -262,10 +280,13 @@ mod tests {
     #[test]
     fn root_is_refused_with_what_to_do_instead() {
         let of = |text: &str| HeaderMap::from_iter([(header::AUTHORIZATION, text.parse().unwrap())]);
-        assert!(known_user(&HeaderMap::new()).is_ok());
+        assert_eq!(user(&HeaderMap::new()), "");
         // user: and root:
-        assert!(known_user(&of("Basic dXNlcjo=")).is_ok());
-        let Err(Failed::Refused(code, told)) = known_user(&of("Basic cm9vdDo=")) else { panic!() };
+        assert!(check_user(&user(&of("Basic dXNlcjo=")), false).is_ok());
+        assert!(check_user(&user(&of("Basic cm9vdDo=")), true).is_ok());
+        let Err(Failed::Refused(code, told)) = check_user(&user(&of("Basic cm9vdDo=")), false) else {
+            panic!()
+        };
         assert!(code == Code::PermissionDenied && told.contains("template"), "{told}");
     }
 }

@@ -42,7 +42,7 @@ fn a_step_changes_its_own_layer_and_nothing_else() {
         let builder = Builder::new(&lab.machine, Arc::clone(&lab.runtime));
         let build = async |name: &str, text: &str| {
             let recipe = Recipe::parse(text).unwrap();
-            let order = Order { name, recipe: &recipe, home: Path::new("."), fresh: false, registry: None };
+            let order = Order::new(name, &recipe, Path::new("."));
             builder.build(&order, &|_| {}).await
         };
         let said = async |template: &Template, script: &str| {

@@ -8,6 +8,8 @@
 //! | [`keys`] | H-07, H-08, X-01: guessed keys, repeated requests, other people's ids |
 //! | [`description`] | H-09: everything the description of the API allows, and more |
 //! | [`e2b`] | H-20: the API of E2B without the right to it |
+//! | [`e2b_builds`] | H-21: templates built through it |
+//! | [`workstation`] | A-21: root of a workstation wants more than its sandbox |
 //! | [`execs`] | A-14, A-16: floods of execs, input that nobody reads |
 //! | [`output`] | O-01, O-02, O-04: output without end, without readers, a byte at a time |
 //! | [`framing`] | O-05, O-09: bytes that are no text, text that imitates what stands around it |
@@ -36,6 +38,7 @@ mod defaults;
 mod description;
 mod display;
 mod e2b;
+mod e2b_builds;
 mod execs;
 mod framing;
 mod ground;
@@ -46,3 +49,4 @@ mod ports;
 mod races;
 mod store;
 mod wire;
+mod workstation;

@@ -43,10 +43,11 @@ const ENDING_TRIES: u32 = 100;
 const PIECES_WAITING: usize = 4;
 
 /// What every template `base` has beside Debian's own minimum (bash, coreutils, apt).
-pub(super) const PACKAGES: [&str; 9] = [
+pub(super) const PACKAGES: [&str; 10] = [
     "ca-certificates",
     "curl",
     "git",
+    "iproute2",
     "procps",
     "python3",
     "python3-pip",

@@ -10,6 +10,7 @@ use super::base::Base;
 use super::cache::{self, Log, StepKey};
 use super::layers::{self, Layers};
 use super::recipe::{Copy, Debian, Ground, Recipe, Step};
+use super::sent::Archives;
 use super::step::{Ears, Setting, Work, check_imported};
 use super::unpack::Source;
 use super::{Builder, Progress, Store, Template, Watch, copy, failed, store};
@@ -26,10 +27,21 @@ pub struct Order<'a> {
     pub recipe: &'a Recipe,
     /// The directory that `copy` copies from.
     pub home: &'a Path,
+    /// How many of its first steps nobody wrote: they are not counted where steps are.
+    pub unwritten: usize,
+    /// What may leave while a command runs, where that is not what may leave its sandboxes.
+    pub reach: Option<&'a api::policy::Policy>,
     /// Whether steps that were made before are made again.
     pub fresh: bool,
     /// A registry at a private address that may be asked: `http://HOST:PORT` or `https://HOST:PORT`.
     pub registry: Option<&'a str>,
+}
+
+impl<'a> Order<'a> {
+    /// A template of that name by that recipe, which copies from there.
+    pub fn new(name: &'a str, recipe: &'a Recipe, home: &'a Path) -> Self {
+        Self { name, recipe, home, unwritten: 0, reach: None, fresh: false, registry: None }
+    }
 }
 
 /// Is told when a step begins, and whether it was made before.
@@ -57,19 +69,25 @@ impl Builder {
         let layers = Layers::open(&self.data).await?;
         let mut rising =
             Rising { layers, keys: Vec::new(), digests: Vec::new(), setting: Setting::default(), log };
-        let count = order.recipe.steps.len();
+        let reach = order.reach.unwrap_or(&policy);
+        let count = order.recipe.steps.len().saturating_sub(order.unwritten);
         self.ground(order, &mut rising, watch).await?;
         for (index, step) in order.recipe.steps.iter().enumerate() {
-            let number = index + 1;
+            let number = (index + 1).saturating_sub(order.unwritten);
             let what = step.what();
             let begins = |rising: &Rising, kept: bool| {
                 let note = if kept { ", made before" } else { "" };
                 rising.say(&format!("# step {number} of {count}: {what}{note}\n"));
                 watch(Progress::Step { number, count, what: &what, kept });
             };
-            let made = self.step(order, (step, &policy), &mut rising, (watch, &begins)).await;
+            let made = self.step(order, (step, reach), &mut rising, (watch, &begins)).await;
             made.map_err(|error| {
-                at_step(error, &format!("step {number} of {count} ({})", step.what()), order.name)
+                let place = if number == 0 {
+                    "before the first step".to_owned()
+                } else {
+                    format!("step {number} of {count}")
+                };
+                at_step(error, &format!("{place} ({})", step.what()), order.name)
             })?;
         }
         if !order.recipe.imports.is_empty() {
@@ -136,14 +154,18 @@ impl Builder {
             Step::User(name) => rising.setting.as_user = name != "root",
             Step::Workdir(path) => rising.setting.cwd = Some(path.clone()),
             Step::Copy(copy) => return self.copy(order, copy, rising, (watch, begins)).await,
-            Step::Apt(_) | Step::Pip(_) | Step::Npm(_) | Step::Run(_) => {}
+            Step::Apt(_) | Step::Pip(_) | Step::Npm(_) | Step::Run(_) | Step::RunAs(..) | Step::Sent(_) => {}
         }
         let Some(work) = Work::of(step, &rising.setting, policy) else {
             begins(rising, false);
             return Ok(());
         };
         // All that can make a difference is in what is run: words, variables, directory, user and what may leave.
-        let key = StepKey::of(rising.top(), &json!({ "runs": work.commands, "policy": work.policy }))?;
+        let mut done = json!({ "runs": work.commands, "policy": work.policy });
+        if let (Some(archive), Some(done)) = (&work.archive, done.as_object_mut()) {
+            done.insert("sent".into(), Archives::open(&self.data)?.digest(archive).await?.into());
+        }
+        let key = StepKey::of(rising.top(), &done)?;
         let kept = rising.find(&self.data, order.fresh, &key)?;
         begins(rising, kept);
         if !kept {

@@ -76,8 +76,12 @@ fn write_step(text: &mut String, step: &Step, as_user: &mut bool) -> Result<(), 
         Step::Copy(copy) => {
             let _ = writeln!(text, "COPY {}", list(&[copy.from.clone(), copy.to.clone()]));
         }
-        Step::Apt(_) | Step::Pip(_) | Step::Npm(_) | Step::Run(_) => {
-            let as_user = *as_user && matches!(step, Step::Run(_));
+        Step::Sent(_) => {
+            let fix = "Copy from beside a recipe.";
+            return Err(super::unsound("what was sent is not there for a Containerfile", fix));
+        }
+        Step::Apt(_) | Step::Pip(_) | Step::Npm(_) | Step::Run(_) | Step::RunAs(..) => {
+            let as_user = step.by_user(*as_user);
             if as_user {
                 let _ = writeln!(text, "USER {UID}");
             }

@@ -75,7 +75,14 @@ pub fn described(name: &str, recipe: &Recipe) -> Result<Template, Error> {
         match step {
             Step::Env(variables) => template.env.extend(variables.clone()),
             Step::Workdir(path) => template.cwd = Some(path.clone()),
-            Step::Apt(_) | Step::Pip(_) | Step::Npm(_) | Step::Copy(_) | Step::Run(_) | Step::User(_) => {}
+            Step::Apt(_)
+            | Step::Pip(_)
+            | Step::Npm(_)
+            | Step::Copy(_)
+            | Step::Run(_)
+            | Step::RunAs(..)
+            | Step::Sent(_)
+            | Step::User(_) => {}
         }
     }
     Ok(template)

@@ -25,6 +25,7 @@ use api::limits::{USER, WantedLimits};
 use api::policy::Policy;
 use serde::{Deserialize, Serialize};
 
+use super::sent::Sent;
 use super::store::Posture;
 use super::{store, unsound};
 use crate::error::Error;
@@ -108,6 +109,12 @@ pub enum Step {
     User(String),
     /// Where the `run`s after it begin, and every exec. It is made if it is not there.
     Workdir(String),
+    /// Runs a command as somebody, whoever runs the others. No file says it.
+    #[serde(skip)]
+    RunAs(String, Command),
+    /// Copies from an archive that somebody sent. No file says it.
+    #[serde(skip)]
+    Sent(Sent),
 }
 
 /// What is copied where.
@@ -159,7 +166,11 @@ impl Recipe {
         Ok(policy)
     }
 
-    fn check(&self) -> Result<(), Error> {
+    /// Refuses what cannot be built.
+    ///
+    /// # Errors
+    /// One of its words is not what it should be.
+    pub fn check(&self) -> Result<(), Error> {
         match &self.from {
             Ground::Named(name) if !name.contains(['/', ':']) => store::check_name(name)?,
             Ground::Named(word) | Ground::Debian(Debian { debian: word }) => {
@@ -197,6 +208,9 @@ impl Step {
             Self::Npm(names) => ("npm", names.join(" ")),
             Self::Copy(copy) => ("copy", format!("{} to {}", copy.from, copy.to)),
             Self::Run(command) => ("run", command.shown()),
+            // Whoever asked for it wrote the last word.
+            Self::RunAs(_, command) => ("run", command.argv().pop().unwrap_or_default()),
+            Self::Sent(sent) => ("copy", format!("{} to {}", sent.from, sent.to)),
             Self::Env(variables) => ("env", variables.keys().cloned().collect::<Vec<_>>().join(" ")),
             Self::User(name) => ("user", name.clone()),
             Self::Workdir(path) => ("workdir", path.clone()),
@@ -205,7 +219,27 @@ impl Step {
         format!("{kind} {line}")
     }
 
-    fn check(&self) -> Result<(), String> {
+    /// Whether the sandbox's user does it, where the steps before say whether that one does the `run`s.
+    pub(super) fn by_user(&self, runs: bool) -> bool {
+        match self {
+            Self::Run(_) => runs,
+            Self::RunAs(user, _) => user != "root",
+            Self::Apt(_)
+            | Self::Pip(_)
+            | Self::Npm(_)
+            | Self::Copy(_)
+            | Self::Env(_)
+            | Self::User(_)
+            | Self::Workdir(_)
+            | Self::Sent(_) => false,
+        }
+    }
+
+    /// Refuses what cannot be done.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self) -> Result<(), String> {
         match self {
             Self::Apt(names) => packages(names, debian_word),
             Self::Pip(names) => packages(names, |name| {
@@ -227,7 +261,8 @@ impl Step {
                 }
                 place(&copy.to)
             }
-            Self::Run(command) => command.check(),
+            Self::Run(command) | Self::RunAs(_, command) => command.check(),
+            Self::Sent(sent) => sent.check(),
             Self::Env(variables) => match variables.iter().find(|(name, value)| !is_variable(name, value)) {
                 Some((name, _)) => Err(format!("sets {name:?}, which no program could have")),
                 None => Ok(()),
@@ -335,7 +370,8 @@ fn packages(names: &[String], fine: impl Fn(&str) -> bool) -> Result<(), String>
     }
 }
 
-fn place(path: &str) -> Result<(), String> {
+/// Refuses a place where no sandbox would find what is put there.
+pub(super) fn place(path: &str) -> Result<(), String> {
     let parts = absolute(path)?;
     if parts == Path::new("/") || parts == Path::new("/home") || is_covered(path) {
         return Err(format!("writes to {path:?}, which every sandbox covers with its own"));

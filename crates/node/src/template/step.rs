@@ -77,6 +77,8 @@ pub(super) const ROOT_VARIABLES: [(&str, &str); 10] = [
 pub(super) struct Work {
     pub(super) commands: Vec<ExecSpec>,
     pub(super) policy: Policy,
+    /// The archive that is unpacked before, if one is.
+    pub(super) archive: Option<String>,
 }
 
 /// Where what happens is told.
@@ -109,7 +111,8 @@ pub(super) fn programs(step: &Step) -> Option<(Vec<Vec<String>>, Option<Preset>)
             vec![words(&["npm", "install", "--global", "--no-audit", "--no-fund", "--"], names)],
             Some(Preset::NodePackages),
         ),
-        Step::Run(command) => (vec![command.argv()], None),
+        Step::Run(command) | Step::RunAs(_, command) => (vec![command.argv()], None),
+        Step::Sent(sent) => (vec![sent.program()], None),
         Step::Workdir(path) if !super::recipe::is_covered(path) => {
             (vec![words(&["mkdir", "-p", "--"], std::slice::from_ref(path))], None)
         }
@@ -123,17 +126,18 @@ impl Work {
         let (programs, packages) = programs(step)?;
         let policy = match (packages, step) {
             (Some(packages), _) => preset(packages),
-            (None, Step::Run(_)) => policy.clone(),
+            (None, Step::Run(_) | Step::RunAs(..)) => policy.clone(),
             (None, _) => Policy::default(),
         };
-        let as_user = setting.as_user && matches!(step, Step::Run(_));
+        let as_user = step.by_user(setting.as_user);
         let mut commands: Vec<ExecSpec> =
             programs.into_iter().map(|argv| setting.spec(argv, as_user, &policy)).collect();
         if matches!(step, Step::Workdir(_)) {
             // It is not there yet.
             commands.iter_mut().for_each(|spec| spec.cwd = Some("/".into()));
         }
-        Some(Self { commands, policy })
+        let archive = if let Step::Sent(sent) = step { Some(sent.archive.clone()) } else { None };
+        Some(Self { commands, policy, archive })
     }
 }
 
@@ -179,6 +183,11 @@ impl Builder {
             Arc::clone(ears.log),
         )));
         let worked = async {
+            if let Some(archive) = &work.archive {
+                super::sent::Archives::open(&self.data)?
+                    .unpack(archive, &sandbox, spec.limits.disk_bytes)
+                    .await?;
+            }
             for (index, spec) in work.commands.iter().enumerate() {
                 run(&sandbox, index, spec, &ears).await?;
             }
@@ -263,11 +272,7 @@ async fn run(sandbox: &Sandbox, index: usize, spec: &ExecSpec, ears: &Ears<'_>) 
                 ears.log.lock().unwrap_or_else(PoisonError::into_inner).say(&bytes);
                 tail.extend_from_slice(&bytes);
                 tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
-                if let Some(line) =
-                    String::from_utf8_lossy(&tail).lines().rfind(|line| !line.trim().is_empty())
-                {
-                    (ears.watch)(Progress::Says(line));
-                }
+                (ears.watch)(Progress::Output(&bytes));
             }
             Some(Event::Gap { from, to, .. }) => {
                 let line = format!("\n# {} bytes were not kept\n", to - from);

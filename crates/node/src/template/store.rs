@@ -108,6 +108,14 @@ impl Template {
         }
     }
 
+    /// Refuses what cannot be the name of one.
+    ///
+    /// # Errors
+    /// It has other letters than names have, or too many.
+    pub fn check_name(name: &str) -> Result<(), Error> {
+        check_name(name)
+    }
+
     /// The directories of its layers, the lowest first.
     pub fn layer_directories(&self, data: &Path) -> Vec<PathBuf> {
         root(data, &self.layers).0

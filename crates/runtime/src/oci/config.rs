@@ -88,8 +88,10 @@ fn process(spec: &Spec) -> Value {
     }
     let mut words = vec!["/.belljar/guest".to_owned(), "init".to_owned()];
     words.extend(["--ttl-ms".to_owned(), spec.limits.ttl_ms.to_string()]);
-    if spec.profile == Profile::Build {
-        words.push("--build".to_owned());
+    match spec.profile {
+        Profile::Build => words.push("--build".to_owned()),
+        Profile::Rooted => words.push("--rooted".to_owned()),
+        Profile::Run | Profile::Workstation | Profile::Unpack { .. } => {}
     }
     let rlimit = |kind: &str, value: u64| json!({ "type": kind, "soft": value, "hard": value });
     json!({
@@ -138,7 +140,7 @@ fn mounts(spec: &Spec, bundle: &Path) -> Value {
     // Linux counts the terminals of all sandboxes together, and one that opens them all would leave the others none.
     let pts_max = format!("max={}", terminals());
     match &spec.profile {
-        Profile::Run | Profile::Workstation | Profile::Build => mounts.extend([
+        Profile::Run | Profile::Workstation | Profile::Rooted | Profile::Build => mounts.extend([
             json!({
                 "destination": "/dev/pts",
                 "type": "devpts",

@@ -14,6 +14,7 @@ const ROOMY: Quota = Quota {
     creates_per_second: 1,
     execs_per_second: 1,
     open: false,
+    root: false,
 };
 
 async fn add(place: &Place, id: &str, created_at_ms: u64) {

@@ -1,0 +1,267 @@
+//! Templates that are built by E2B's SDKs: asked for, given files, begun, and watched.
+//!
+//! Every project starts from the same templates, so only an administrator's key builds one. What it does runs where the steps of any
+//! recipe run: in sandboxes made for nothing else, from which nothing is reached but registries of packages.
+
+use std::sync::Arc;
+
+use api::account::Role;
+use api::limits::WantedLimits;
+use api::policy::{Policy, Preset};
+use api::{Error, ErrorCode, Layer, Ran, Retry};
+use axum::Json;
+use axum::extract::{ConnectInfo, Path, Query, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use node::template::recipe::Ground;
+use node::template::sent::Archives;
+use node::template::{Builder, Order, Store, Template, shipped};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::audit::{Act, hex};
+use crate::caller::Caller;
+use crate::listen::Encrypted;
+use crate::platform::Platform;
+use crate::ports::name::authority;
+use crate::routes::files::flow::Coming;
+
+use super::builds::Build;
+use super::fault::{By, Given, Refused, Told, not_offered};
+use super::shown::{ours, theirs};
+use super::steps::{Plan, Wanted};
+
+/// What the steps of a build may send and receive.
+const BYTES_PER_SECOND: u64 = 1 << 30;
+const BYTES_MAX: u64 = 64 << 30;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Asked {
+    /// Older clients call it its alias.
+    #[serde(alias = "alias")]
+    name: String,
+    #[serde(default)]
+    tags: Option<Vec<String>>,
+    cpu_count: Option<u64>,
+    #[serde(rename = "memoryMB")]
+    memory_mb: Option<u64>,
+    min_free_disk_mb: Option<u64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct From {
+    logs_offset: usize,
+}
+
+#[derive(Deserialize)]
+pub struct Shown {
+    ticket: String,
+}
+
+/// Asks for a build. Nothing happens yet.
+pub async fn request(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Given(asked): Given<Asked>,
+) -> Told<(StatusCode, Json<Value>)> {
+    caller.require(Role::Admin)?;
+    let name = asked.check()?;
+    let limits = WantedLimits {
+        cpu_millis: asked.cpu_count.map(|count| count.saturating_mul(1000)),
+        memory_bytes: asked.memory_mb.map(|count| count.saturating_mul(1 << 20)),
+        disk_bytes: asked
+            .min_free_disk_mb
+            .filter(|count| *count > 0)
+            .map(|count| count.saturating_mul(1 << 20)),
+        ..WantedLimits::default()
+    };
+    let id = uuid()?;
+    platform.e2b.builds.add(id.clone(), name.clone(), limits);
+    let shown = theirs(&name);
+    let body = json!({
+        "templateID": shown,
+        "buildID": id,
+        "public": false,
+        "names": [shown],
+        "tags": ["default"],
+        "aliases": [shown],
+    });
+    Ok((StatusCode::ACCEPTED, Json(body)))
+}
+
+/// Where the files of a step are to be sent, unless they are here.
+pub async fn files(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Path((template, archive)): Path<(String, String)>,
+    request: Request,
+) -> Told<(StatusCode, Json<Value>)> {
+    caller.require(Role::Admin)?;
+    Template::check_name(ours(&template))?;
+    let present = Archives::open(platform.node.data())?.has(&archive).await?;
+    let (parts, _) = request.into_parts();
+    let encrypted = parts.extensions.get::<Encrypted>().is_some_and(|encrypted| encrypted.0);
+    let scheme = if platform.ports.domain.encrypted().unwrap_or(encrypted) { "https" } else { "http" };
+    let host = authority(&parts)?.unwrap_or_default();
+    let ticket = hex(&node::machine::random::<32>()?);
+    platform.e2b.builds.admit(&ticket, &archive);
+    let url = format!("{scheme}://{host}/templates/{template}/files/{archive}?ticket={ticket}");
+    Ok((StatusCode::CREATED, Json(json!({ "present": present, "url": url }))))
+}
+
+/// Takes the files of a step, from whoever was given the address.
+pub async fn receive(
+    State(platform): State<Arc<Platform>>,
+    Path((_, archive)): Path<(String, String)>,
+    Query(Shown { ticket }): Query<Shown>,
+    request: Request,
+) -> Told<StatusCode> {
+    if !platform.e2b.builds.take(&ticket, &archive) {
+        let from = request.extensions().get::<ConnectInfo<std::net::SocketAddr>>().map(|info| info.0.ip());
+        return Err(platform.accounts.refuse(from).into());
+    }
+    let length = length(request.headers());
+    let mut coming = Coming::of(request)?;
+    let mut receiving = match Archives::open(platform.node.data())?.receive(&archive, length).await {
+        Ok(receiving) => receiving,
+        Err(error) => return Err(coming.refuse(error).await.into()),
+    };
+    while let Some(bytes) = coming.next().await? {
+        if let Err(error) = receiving.push(&bytes).await {
+            return Err(coming.refuse(error).await.into());
+        }
+    }
+    receiving.finish().await?;
+    Ok(StatusCode::OK)
+}
+
+/// Begins a build that was asked for.
+pub async fn begin(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Path((template, build)): Path<(String, String)>,
+    Given(wanted): Given<Wanted>,
+) -> Told<StatusCode> {
+    caller.require(Role::Admin)?;
+    let build = platform.e2b.builds.find(ours(&template), &build)?;
+    let ground = wanted.ground()?;
+    let store = Store::new(platform.node.data());
+    let standing = match &ground {
+        Ground::Named(name) if !name.contains(['/', ':']) => Some(store.load(name)?),
+        Ground::Named(_) | Ground::Debian(_) => None,
+    };
+    let plan = wanted.plan(ground, standing, build.limits)?;
+    if !build.begin() {
+        let fix = "Ask for another build.";
+        let error = Error { code: ErrorCode::Conflict, ..Error::invalid("this build was begun before", fix) };
+        return Err(error.into());
+    }
+    platform.note(&caller, Act::TemplateBuild, |entry| entry.detail(&build.template));
+    let reach = reach(caller.quota.open);
+    // It goes on if whoever asked is gone.
+    tokio::spawn(async move {
+        let Ok(_turn) = platform.e2b.builds.turn.acquire().await else { return };
+        build.starts();
+        let (on, of) = (Arc::clone(&platform), Arc::clone(&build));
+        let making = tokio::spawn(async move { made(&on, &of, &plan, &reach).await });
+        match making.await {
+            Ok(Ok(_)) => build.end(Ok(())),
+            Ok(Err(error)) => build.end(Err(&error.to_api())),
+            Err(_) => build.end(Err(&interrupted())),
+        }
+    });
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// How a build is doing.
+pub async fn status(
+    By(caller): By<Caller>,
+    State(platform): State<Arc<Platform>>,
+    Path((template, build)): Path<(String, String)>,
+    Query(from): Query<From>,
+) -> Told<Json<Value>> {
+    caller.require(Role::Admin)?;
+    let build = platform.e2b.builds.find(ours(&template), &build)?;
+    Ok(Json(build.shown(from.logs_offset)))
+}
+
+impl Asked {
+    /// The name of the template, if it may have it.
+    fn check(&self) -> Told<String> {
+        let (name, tag) = self.name.split_once(':').unwrap_or((&self.name, "default"));
+        let others = self.tags.iter().flatten().any(|tag| tag != "default");
+        if tag != "default" || others {
+            return Err(not_offered("tags", "Give each template a name of its own, such as `tools-v2`."));
+        }
+        Template::check_name(ours(name))?;
+        if shipped::names().contains(&ours(name)) {
+            let what = format!("the template {name} comes with Belljar");
+            return Err(Error::invalid(what, "Give yours another name.").into());
+        }
+        Ok(name.to_owned())
+    }
+}
+
+async fn made(
+    platform: &Platform,
+    build: &Build,
+    plan: &Plan,
+    reach: &Policy,
+) -> Result<Template, node::Error> {
+    let data = platform.node.data();
+    let builder = Builder::below(data)?;
+    let home = shipped::lay_out(data)?;
+    let order = Order {
+        unwritten: plan.unwritten,
+        reach: Some(reach),
+        fresh: plan.fresh,
+        ..Order::new(&build.template, &plan.recipe, &home)
+    };
+    if plan.as_root {
+        build.warn("sandboxes run as `user`: nobody is root in one");
+    }
+    let made = builder.build(&order, &|progress| build.hear(progress)).await;
+    if made.is_err() {
+        // What a step had running is ended; the next start ends what could not be.
+        let _ = builder.abandon().await;
+    }
+    made
+}
+
+/// What commands of a build may reach: registries of packages, and everything where its project may have that.
+fn reach(open: bool) -> Policy {
+    let presets = [Preset::DebianPackages, Preset::PythonPackages, Preset::NodePackages];
+    Policy {
+        presets: presets.into_iter().collect(),
+        open,
+        bytes_per_second: BYTES_PER_SECOND,
+        bytes_max: BYTES_MAX,
+        ..Policy::default()
+    }
+}
+
+/// How many bytes are to come, as far as that was said.
+fn length(headers: &HeaderMap) -> u64 {
+    headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0)
+}
+
+/// A name that clients take for what it looks like.
+fn uuid() -> Result<String, Refused> {
+    let digits = hex(&node::machine::random::<16>()?);
+    let part = |range: std::ops::Range<usize>| digits.get(range).unwrap_or_default().to_owned();
+    // Version 4, variant 1: some check.
+    Ok([part(0..8), part(8..12), format!("4{}", part(13..16)), format!("a{}", part(17..20)), part(20..32)]
+        .join("-"))
+}
+
+fn interrupted() -> Error {
+    Error {
+        code: ErrorCode::Platform,
+        message: "the build was given up".into(),
+        layer: Layer::Platform,
+        ran: Ran::Unknown,
+        retry: Retry::Safe,
+        fix: "Build again: steps that were made are kept.".into(),
+    }
+}

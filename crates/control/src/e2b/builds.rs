@@ -1,0 +1,327 @@
+//! Templates that are being built, and how far they are.
+//!
+//! ```text
+//! request ──▶ waiting ──begin──▶ waiting for its turn ──▶ building ──▶ ready
+//!                                                            └────────▶ error, with the step
+//! ```
+//!
+//! One is built at a time. What is told of a build is kept here until there are many newer ones, and is gone with the server: what the
+//! last build of a template said is kept with the template.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use api::Error;
+use api::limits::WantedLimits;
+use node::clock;
+use node::template::Progress;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+use super::fault::sentence;
+use super::time::rfc3339;
+
+/// Builds that are remembered.
+const BUILDS_MAX: usize = 256;
+/// Lines of one build that are shown, and characters of one line; the rest is in its log.
+const LINES_MAX: usize = 20_000;
+const LINE_CHARS_MAX: usize = 2000;
+/// Lines in one answer: clients ask again until there are none.
+const PAGE_LINES: usize = 100;
+/// Files are to be sent within this time.
+const TICKET_VALID: Duration = Duration::from_secs(3600);
+const TICKETS_MAX: usize = 4096;
+
+/// All builds.
+pub struct Builds {
+    all: Mutex<BTreeMap<u64, Arc<Build>>>,
+    tickets: Mutex<HashMap<String, Ticket>>,
+    /// Who has it builds.
+    pub turn: Semaphore,
+}
+
+/// What lets somebody send an archive without a key.
+struct Ticket {
+    archive: String,
+    until_ms: u64,
+}
+
+/// One build.
+pub struct Build {
+    /// Its name for clients.
+    pub id: String,
+    /// The template.
+    pub template: String,
+    /// What its sandboxes may use, where that was said.
+    pub limits: WantedLimits,
+    now: Mutex<Now>,
+}
+
+#[derive(Default)]
+struct Now {
+    stage: Stage,
+    begun: bool,
+    /// The step that it is at; 0 before the first.
+    step: usize,
+    lines: Vec<Line>,
+    /// The beginning of a line whose end has not come.
+    open: Vec<u8>,
+}
+
+#[derive(Clone, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Waiting,
+    Building,
+    Ready,
+    Failed(String),
+}
+
+struct Line {
+    at_ms: u64,
+    level: &'static str,
+    text: String,
+}
+
+impl Default for Builds {
+    fn default() -> Self {
+        Self { all: Mutex::default(), tickets: Mutex::default(), turn: Semaphore::new(1) }
+    }
+}
+
+impl Builds {
+    /// Remembers a build that was asked for.
+    pub fn add(&self, id: String, template: String, limits: WantedLimits) -> Arc<Build> {
+        let build = Arc::new(Build { id, template, limits, now: Mutex::default() });
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = all.last_key_value().map_or(0, |(last, _)| last + 1);
+        all.insert(next, Arc::clone(&build));
+        // The oldest that nobody waits for any more.
+        while all.len() > BUILDS_MAX {
+            let oldest = all.iter().find(|(_, build)| !build.runs()).map(|(key, _)| *key);
+            let Some(oldest) = oldest else { break };
+            all.remove(&oldest);
+        }
+        build
+    }
+
+    /// The build of this name, of that template.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(&self, template: &str, id: &str) -> Result<Arc<Build>, Error> {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = all.values().find(|build| build.id == id && build.template == template);
+        found.cloned().ok_or_else(|| Error {
+            fix: "Builds end with the server: if it was started again, build again.".into(),
+            ..Error::not_found("there is no such build of this template")
+        })
+    }
+
+    /// Lets whoever shows this ticket send that archive, once.
+    pub fn admit(&self, ticket: &str, archive: &str) {
+        let now = clock::wall_ms();
+        let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+        tickets.retain(|_, ticket| ticket.until_ms > now);
+        if tickets.len() < TICKETS_MAX {
+            let until_ms = now.saturating_add(clock::millis(TICKET_VALID));
+            tickets.insert(ticket.to_owned(), Ticket { archive: archive.to_owned(), until_ms });
+        }
+    }
+
+    /// Takes a ticket for that archive. Says whether it was one.
+    pub fn take(&self, ticket: &str, archive: &str) -> bool {
+        let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = tickets.remove(ticket);
+        found.is_some_and(|found| found.archive == archive && found.until_ms > clock::wall_ms())
+    }
+}
+
+impl Build {
+    /// Marks it as begun; says whether it was not before.
+    pub fn begin(&self) -> bool {
+        let mut now = self.lock();
+        !std::mem::replace(&mut now.begun, true)
+    }
+
+    /// Its turn has come.
+    pub fn starts(&self) {
+        self.lock().stage = Stage::Building;
+    }
+
+    /// Takes what happens.
+    pub fn hear(&self, progress: Progress<'_>) {
+        let mut now = self.lock();
+        match progress {
+            Progress::Step { number, count, what, kept } => {
+                now.step = number;
+                // Those that nobody wrote are nobody's concern, as long as they work.
+                if number > 0 {
+                    let note = if kept { " (made before)" } else { "" };
+                    now.say("info", &format!("[{number}/{count}] {what}{note}"));
+                }
+            }
+            Progress::Layer { number, count, .. } => {
+                now.say("info", &format!("[base] layer {number} of {count}"));
+            }
+            Progress::Output(bytes) => now.write(bytes),
+            Progress::Says(text) => now.say("info", text),
+            Progress::Kept { .. } | Progress::Bytes(_) => {}
+        }
+    }
+
+    /// Says something of its own.
+    pub fn warn(&self, text: &str) {
+        self.lock().say("warn", text);
+    }
+
+    /// It has ended, like this.
+    pub fn end(&self, ended: Result<(), &Error>) {
+        let mut now = self.lock();
+        now.finish_line();
+        now.stage = match ended {
+            Ok(()) => Stage::Ready,
+            Err(error) => {
+                let told = sentence(error);
+                now.say("error", &told);
+                Stage::Failed(told)
+            }
+        };
+    }
+
+    /// How it is doing, with what was said from there on.
+    pub fn shown(&self, offset: usize) -> Value {
+        let now = self.lock();
+        let page = now.lines.iter().skip(offset).take(PAGE_LINES);
+        let entries: Vec<Value> = page.map(Line::shown).collect();
+        let texts: Vec<&str> =
+            now.lines.iter().skip(offset).take(PAGE_LINES).map(|line| line.text.as_str()).collect();
+        let mut shown = json!({
+            "templateID": super::shown::theirs(&self.template),
+            "buildID": self.id,
+            "status": now.stage.name(),
+            "logs": texts,
+            "logEntries": entries,
+        });
+        if let Stage::Failed(told) = &now.stage {
+            let step = if now.step == 0 { "base".to_owned() } else { now.step.to_string() };
+            super::shown::put(
+                &mut shown,
+                "reason",
+                json!({ "message": told, "step": step, "logEntries": [] }),
+            );
+        }
+        shown
+    }
+
+    fn runs(&self) -> bool {
+        let now = self.lock();
+        now.begun && matches!(now.stage, Stage::Waiting | Stage::Building)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Stage {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Building => "building",
+            Self::Ready => "ready",
+            Self::Failed(_) => "error",
+        }
+    }
+}
+
+impl Now {
+    fn say(&mut self, level: &'static str, text: &str) {
+        let text: String = text.chars().filter(|c| !matches!(c, '\0' | '\r')).take(LINE_CHARS_MAX).collect();
+        let text = match self.lines.len() {
+            most if most > LINES_MAX => return,
+            LINES_MAX => "more was said, and is in the log of the template".into(),
+            _ => text,
+        };
+        self.lines.push(Line { at_ms: clock::wall_ms(), level, text });
+    }
+
+    /// Takes output, line by line.
+    fn write(&mut self, bytes: &[u8]) {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.open.extend_from_slice(piece);
+            if piece.ends_with(b"\n") || self.open.len() >= LINE_CHARS_MAX {
+                self.finish_line();
+            }
+        }
+    }
+
+    fn finish_line(&mut self) {
+        let line = std::mem::take(&mut self.open);
+        let text = String::from_utf8_lossy(&line);
+        if !text.trim().is_empty() {
+            self.say("info", text.trim_end());
+        }
+    }
+}
+
+impl Line {
+    fn shown(&self) -> Value {
+        json!({ "timestamp": rfc3339(self.at_ms), "message": self.text, "level": self.level })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build() -> Arc<Build> {
+        Builds::default().add("b".into(), "t".into(), WantedLimits::default())
+    }
+
+    #[test]
+    fn what_is_said_comes_in_lines_and_pages_and_a_failure_names_its_step() {
+        let build = build();
+        assert!(build.begin() && !build.begin(), "it is begun once");
+        build.starts();
+        build.hear(Progress::Step { number: 2, count: 3, what: "run x", kept: false });
+        build.hear(Progress::Output(b"one\ntw"));
+        build.hear(Progress::Output(b"o\n\nthree"));
+        let shown = build.shown(0);
+        assert_eq!(shown["status"], "building");
+        assert_eq!(shown["logs"], json!(["[2/3] run x", "one", "two"]));
+        build.end(Err(&Error::invalid("it did not work", "Do it again.")));
+        let shown = build.shown(3);
+        assert_eq!((&shown["status"], &shown["reason"]["step"]), (&json!("error"), &json!("2")));
+        assert_eq!(shown["logs"], json!(["three", "it did not work. Do it again."]));
+        assert_eq!(build.shown(5)["logs"], json!([]), "clients ask until there are none");
+        assert_eq!(build.shown(usize::MAX)["logs"], json!([]));
+        for _ in 0..LINES_MAX * 2 {
+            build.hear(Progress::Output(b"x\n"));
+        }
+        assert_eq!(build.lock().lines.len(), LINES_MAX + 1);
+        assert_eq!(build.shown(10)["logs"].as_array().unwrap().len(), PAGE_LINES);
+    }
+
+    #[test]
+    fn a_ticket_is_for_one_archive_and_once() {
+        let builds = Builds::default();
+        builds.admit("t", "a");
+        assert!(!builds.take("t", "b"), "for another archive, and it is used up");
+        builds.admit("t", "a");
+        assert!(builds.take("t", "a") && !builds.take("t", "a") && !builds.take("", "a"));
+    }
+
+    #[test]
+    fn only_builds_that_have_ended_are_forgotten() {
+        let builds = Builds::default();
+        let first = builds.add("first".into(), "t".into(), WantedLimits::default());
+        assert!(first.begin());
+        for number in 0..BUILDS_MAX + 8 {
+            builds.add(format!("{number}"), "t".into(), WantedLimits::default());
+        }
+        assert!(builds.find("t", "first").is_ok());
+        assert!(builds.find("t", "0").is_err() && builds.find("other", "first").is_err());
+    }
+}

@@ -1,0 +1,319 @@
+//! The steps of E2B's builder as a recipe of ours: one step for one step, so that numbers mean the same on both sides.
+
+use std::collections::BTreeMap;
+
+use api::Error;
+use api::limits::{USER, WantedLimits};
+use node::template::recipe::{Command, Ground, Recipe, Step};
+use node::template::sent::Sent;
+use node::template::{Posture, Template, shipped};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::fault::{Told, not_offered};
+use super::shown::ours;
+
+/// Images of E2B's own, and the templates that are what is in them.
+const IMAGES: [(&str, &str); 2] =
+    [("e2bdev/base", "workstation"), ("e2bdev/code-interpreter", "code-interpreter-v1")];
+/// What every machine to work on has, beyond what it begins with.
+const OUTFIT: &str = "workstation";
+const HOME: &str = "/home/user";
+
+/// How a template is to be made.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Wanted {
+    from_image: Option<String>,
+    from_template: Option<String>,
+    from_image_registry: Option<Value>,
+    force: Option<bool>,
+    steps: Option<Vec<Instruction>>,
+    start_cmd: Option<String>,
+    ready_cmd: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Instruction {
+    #[serde(rename = "type")]
+    kind: String,
+    args: Vec<String>,
+    files_hash: Option<String>,
+    force: Option<bool>,
+}
+
+/// A recipe, and what else is asked for.
+#[derive(Debug)]
+pub struct Plan {
+    /// The recipe.
+    pub recipe: Recipe,
+    /// How many of its first steps nobody wrote.
+    pub unwritten: usize,
+    /// Whether steps that were made before are made again.
+    pub fresh: bool,
+    /// Whether whoever wrote it ends as root, which nobody is in a sandbox.
+    pub as_root: bool,
+}
+
+/// What the steps so far have set.
+struct Setting {
+    by_user: bool,
+    cwd: String,
+}
+
+impl Wanted {
+    /// What it begins with: a template of ours, or an image.
+    ///
+    /// # Errors
+    /// It needs somebody's password.
+    pub fn ground(&self) -> Told<Ground> {
+        if self.from_image_registry.as_ref().is_some_and(|value| !value.is_null()) {
+            let instead = "Pull the image with your own tools, and make a template of it with `belljar template import`.";
+            return Err(not_offered("way to pull an image with a password", instead));
+        }
+        if let Some(template) = &self.from_template {
+            return Ok(Ground::Named(ours(template).to_owned()));
+        }
+        let image = self.from_image.as_deref().unwrap_or("e2bdev/base");
+        let plain = image.strip_prefix("docker.io/").unwrap_or(image);
+        let name = plain.split(':').next().unwrap_or_default();
+        Ok(Ground::Named(match IMAGES.iter().find(|(theirs, _)| *theirs == name) {
+            Some((_, ours)) => (*ours).to_owned(),
+            // Without either it would be the name of a template.
+            None if !image.contains(['/', ':']) => format!("{image}:latest"),
+            None => image.to_owned(),
+        }))
+    }
+
+    /// The whole recipe, on that ground; with the template that it is, if it is one.
+    ///
+    /// # Errors
+    /// A step is none that could be done, by its number.
+    pub fn plan(&self, ground: Ground, template: Option<Template>, limits: WantedLimits) -> Told<Plan> {
+        let mut steps = match &template {
+            Some(template) if template.posture == Posture::Workstation => Vec::new(),
+            _ => shipped::find(OUTFIT)?.map(|recipe| recipe.steps).unwrap_or_default(),
+        };
+        steps.push(Step::User(USER.into()));
+        let unwritten = steps.len();
+        let cwd = template.as_ref().and_then(|template| template.cwd.clone());
+        let mut setting = Setting { by_user: true, cwd: cwd.unwrap_or_else(|| HOME.into()) };
+        let written = self.steps.as_deref().unwrap_or_default();
+        for (index, step) in written.iter().enumerate() {
+            let wrong = |why: String| {
+                Error::invalid(format!("step {} ({}) {why}", index + 1, step.kind), "Mend this step.")
+            };
+            let read = step.read(&mut setting).map_err(wrong)?;
+            read.check().map_err(wrong)?;
+            steps.push(read);
+        }
+        let forced = written.iter().any(|step| step.force == Some(true));
+        let before = template.unwrap_or_else(|| Template::of(""));
+        let own = |command: &Option<String>, before: Option<Vec<String>>| {
+            command.as_deref().filter(|text| !text.is_empty()).map(shell).or(before.map(Command::Argv))
+        };
+        let recipe = Recipe {
+            from: ground,
+            steps,
+            start: own(&self.start_cmd, before.start),
+            ready: own(&self.ready_cmd, before.ready),
+            imports: before.imports,
+            limits: WantedLimits {
+                cpu_millis: limits.cpu_millis.or(before.limits.cpu_millis),
+                memory_bytes: limits.memory_bytes.or(before.limits.memory_bytes),
+                disk_bytes: limits.disk_bytes.or(before.limits.disk_bytes),
+                ..before.limits
+            },
+            policy: before.policy.words(),
+            posture: Posture::Workstation,
+        };
+        recipe.check()?;
+        let fresh = forced || self.force == Some(true);
+        Ok(Plan { recipe, unwritten, fresh, as_root: !setting.by_user })
+    }
+}
+
+impl Instruction {
+    fn read(&self, setting: &mut Setting) -> Result<Step, String> {
+        let args: Vec<&str> = self.args.iter().map(String::as_str).collect();
+        match (self.kind.as_str(), args.as_slice()) {
+            ("RUN", [command, rest @ ..]) => {
+                let by_user = rest.first().map_or(Ok(setting.by_user), |user| setting.user(user))?;
+                Ok(if by_user {
+                    Step::RunAs(USER.into(), shell(command))
+                } else {
+                    Step::RunAs("root".into(), as_root(command))
+                })
+            }
+            ("COPY", [from, to, rest @ ..]) => {
+                let owner = rest.first().map_or("", |owner| owner.split(':').next().unwrap_or_default());
+                Ok(Step::Sent(Sent {
+                    archive: self
+                        .files_hash
+                        .clone()
+                        .ok_or("says nothing of its files: `filesHash` is missing")?,
+                    from: (*from).to_owned(),
+                    to: setting.place(to),
+                    by_user: setting.user(owner)?,
+                    mode: (*rest.get(1).unwrap_or(&"")).to_owned(),
+                }))
+            }
+            ("WORKDIR", [path]) => {
+                setting.cwd = setting.place(path);
+                Ok(Step::Workdir(setting.cwd.clone()))
+            }
+            ("USER", [name]) => {
+                setting.by_user = setting.user(name)?;
+                Ok(Step::User(if setting.by_user { USER } else { "root" }.to_owned()))
+            }
+            ("ENV", pairs) if !pairs.is_empty() && pairs.len() % 2 == 0 => {
+                let pair = |two: &[&str]| Some(((*two.first()?).to_owned(), (*two.last()?).to_owned()));
+                Ok(Step::Env(pairs.chunks(2).filter_map(pair).collect::<BTreeMap<_, _>>()))
+            }
+            ("RUN" | "COPY" | "WORKDIR" | "USER" | "ENV", _) => {
+                Err(format!("has {} arguments, which is not how many it takes", args.len()))
+            }
+            _ => Err("is none of RUN, COPY, WORKDIR, USER and ENV".into()),
+        }
+    }
+}
+
+impl Setting {
+    /// Whether that is the sandbox's user, and not root; nobody is whoever it is now.
+    fn user(&self, name: &str) -> Result<bool, String> {
+        match name {
+            "" => Ok(self.by_user),
+            "user" => Ok(true),
+            "root" => Ok(false),
+            other => Err(format!("names the user {other:?}, and there are `root` and `user`")),
+        }
+    }
+
+    /// A path from the root.
+    fn place(&self, path: &str) -> String {
+        let path = path.strip_prefix("./").unwrap_or(path);
+        match path {
+            "" | "." => format!("{}/", self.cwd.trim_end_matches('/')),
+            path if path.starts_with('/') => path.to_owned(),
+            path => format!("{}/{path}", self.cwd.trim_end_matches('/')),
+        }
+    }
+}
+
+/// As E2B's agent runs what it is asked to.
+fn shell(command: &str) -> Command {
+    Command::Argv(["/bin/bash", "-l", "-c", command].map(str::to_owned).to_vec())
+}
+
+/// The same for root, whose home is not that of the template's user.
+fn as_root(command: &str) -> Command {
+    let words = ["env", "HOME=/root", "USER=root", "LOGNAME=root", "/bin/bash", "-l", "-c", command]
+        .map(str::to_owned);
+    Command::Argv(words.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn wanted(value: Value) -> Wanted {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn planned(value: Value, template: Option<Template>) -> Told<Plan> {
+        let wanted = wanted(value);
+        wanted.plan(wanted.ground()?, template, WantedLimits::default())
+    }
+
+    fn workstation() -> Option<Template> {
+        let cwd = Some(HOME.to_owned());
+        Some(Template { posture: Posture::Workstation, cwd, ..Template::of("workstation") })
+    }
+
+    #[test]
+    fn what_it_begins_with_is_a_template_of_ours_or_an_image() {
+        for (asked, found) in [
+            (json!({}), "workstation"),
+            (json!({ "fromImage": "e2bdev/base" }), "workstation"),
+            (json!({ "fromImage": "docker.io/e2bdev/base:latest" }), "workstation"),
+            (json!({ "fromImage": "e2bdev/code-interpreter" }), "code-interpreter-v1"),
+            (json!({ "fromTemplate": "base" }), "workstation"),
+            (json!({ "fromTemplate": "mine:default" }), "mine"),
+            (json!({ "fromImage": "python:3" }), "python:3"),
+            (json!({ "fromImage": "ubuntu" }), "ubuntu:latest"),
+        ] {
+            assert_eq!(wanted(asked).ground().unwrap(), Ground::Named(found.into()));
+        }
+        let secret = json!({ "fromImage": "a/b", "fromImageRegistry": { "type": "registry" } });
+        assert!(wanted(secret).ground().is_err());
+    }
+
+    #[test]
+    fn each_step_is_one_step_and_knows_who_does_it_and_where() {
+        let hash = "a".repeat(64);
+        let plan = planned(
+            json!({ "steps": [
+                { "type": "RUN", "args": ["echo hi"], "force": false },
+                { "type": "RUN", "args": ["apt-get update", "root"] },
+                { "type": "WORKDIR", "args": ["app"] },
+                { "type": "COPY", "args": ["src", ".", "", ""], "filesHash": hash },
+                { "type": "COPY", "args": ["a.sh", "bin/", "root:root", "0755"], "filesHash": hash },
+                { "type": "ENV", "args": ["A", "1", "B", "x y"] },
+                { "type": "USER", "args": ["root"] },
+                { "type": "RUN", "args": ["id"] },
+            ], "startCmd": "sleep 1", "readyCmd": "" }),
+            workstation(),
+        )
+        .unwrap();
+        let steps = plan.recipe.steps.get(plan.unwritten..).unwrap();
+        assert_eq!(plan.unwritten, 1, "only who does the first");
+        assert_eq!(steps.len(), 8);
+        assert_eq!(steps[0], Step::RunAs(USER.into(), shell("echo hi")));
+        assert_eq!(steps[1], Step::RunAs("root".into(), as_root("apt-get update")));
+        assert_eq!(steps[2], Step::Workdir("/home/user/app".into()));
+        let Step::Sent(copy) = &steps[3] else { panic!() };
+        assert_eq!((copy.to.as_str(), copy.by_user), ("/home/user/app/", true));
+        let Step::Sent(copy) = &steps[4] else { panic!() };
+        assert_eq!(
+            (copy.to.as_str(), copy.by_user, copy.mode.as_str()),
+            ("/home/user/app/bin/", false, "0755")
+        );
+        assert_eq!(steps[7], Step::RunAs("root".into(), as_root("id")));
+        assert_eq!(plan.recipe.start, Some(shell("sleep 1")));
+        assert!(plan.recipe.ready.is_none() && !plan.fresh && plan.as_root);
+        // An image gets what every machine to work on has.
+        let plan = planned(json!({ "fromImage": "python:3", "force": true }), None).unwrap();
+        assert!(plan.unwritten > 4 && plan.fresh);
+    }
+
+    #[test]
+    fn a_step_that_cannot_be_done_is_refused_by_its_number() {
+        for (kind, args) in [
+            ("RUN", json!([])),
+            ("RUN", json!(["id", "postgres"])),
+            ("COPY", json!(["a", "/b"])),
+            ("COPY", json!(["a"])),
+            ("ENV", json!(["A"])),
+            ("ENV", json!(["A=B", "x"])),
+            ("USER", json!(["nobody"])),
+            ("WORKDIR", json!(["/tmp/x"])),
+            ("EXPOSE", json!(["80"])),
+        ] {
+            let steps = json!([{ "type": "USER", "args": ["root"] }, { "type": kind, "args": args }]);
+            assert!(planned(json!({ "steps": steps }), workstation()).is_err(), "{kind} {args}");
+        }
+        let hash = "a".repeat(64);
+        for (from, to, mode) in [
+            ("../x", "/opt/x", ""),
+            ("/etc", "/opt/x", ""),
+            ("a/**", "/opt/x", ""),
+            ("a", "/proc/x", ""),
+            ("a", "/opt/x", "u+s"),
+        ] {
+            let step = json!({ "type": "COPY", "args": [from, to, "", mode], "filesHash": hash });
+            assert!(planned(json!({ "steps": [step] }), workstation()).is_err(), "{from} {to} {mode}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Files that somebody sent for a build, as an archive, and the step that puts them where they are to be.
+//!
+//! ```text
+//! client ──bytes──▶ <data>/sent/<name> ──bytes──▶ sandbox of the step: its guest unpacks, as the sandbox's user ──▶ a script moves
+//! ```
+//!
+//! Here the archive is bytes: nobody outside a sandbox looks into it. Its name is what the client calls its content.
+
+use std::path::Path;
+use std::time::Duration;
+
+use api::files::{FileAsk, FilePath};
+use api::layer::Compression;
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use object_store::path::Path as Key;
+
+use super::{layers, unsound};
+use crate::clock;
+use crate::error::Error;
+use crate::objects::{Incoming, Objects, Outgoing, written_ms};
+use crate::sandbox::Sandbox;
+
+/// Bytes of one archive.
+const BYTES_MAX: u64 = 4 << 30;
+/// What was not sent again for so long is removed: whoever builds with it sends it once more.
+const KEPT: Duration = Duration::from_secs(14 * 24 * 3600);
+/// Where the guest unpacks.
+const UNPACKED: &str = "/var/tmp/.sent";
+
+/// Puts what was unpacked where it is to be, as Docker's COPY does: a directory's content goes into a directory, a file takes a name or
+/// goes into a directory, and of a pattern each match goes into a directory. `$1` what, `$2` where to, `$3` whose, `$4` the mode.
+const PUT: &str = r#"set -eu
+cd /var/tmp/.sent
+chown -R "$3" .
+if [ -n "$4" ]; then chmod -R "$4" .; fi
+into() { [ -d "$1" ] || { mkdir -p "$1"; chown "$2" "$1"; }; }
+put() {
+    if [ -d "$1" ] && [ ! -L "$1" ]; then
+        into "$2" "$3"
+        find "$1" -mindepth 1 -maxdepth 1 -exec cp -a {} "$2/" ';'
+    else
+        case $2 in */) into "$2" "$3" ;; *) [ -d "$2" ] || into "$(dirname "$2")" "$3" ;; esac
+        cp -a "$1" "$2"
+    fi
+}
+if [ -e "$1" ] || [ -L "$1" ]; then
+    put "$1" "$2" "$3"
+else
+    IFS=
+    for one in $1; do
+        if [ ! -e "$one" ] && [ ! -L "$one" ]; then echo "nothing was sent for $1" >&2; exit 1; fi
+        put "$one" "${2%/}/" "$3"
+    done
+fi
+rm -rf /var/tmp/.sent
+"#;
+
+/// The archives that were sent to this machine.
+pub struct Archives {
+    objects: Objects,
+}
+
+/// An archive that is being sent. Dropping it leaves nothing.
+pub struct Receiving {
+    incoming: Incoming,
+}
+
+/// Files of an archive, and where they go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// The name of the archive.
+    pub archive: String,
+    /// What of it: a path in it, or a pattern.
+    pub from: String,
+    /// Where to. With a `/` at its end it is a directory.
+    pub to: String,
+    /// Whether they belong to the sandbox's user, and not to root.
+    pub by_user: bool,
+    /// The mode of them all, if not their own: digits of an octal number.
+    pub mode: String,
+}
+
+impl Archives {
+    /// Those of this data directory.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn open(data: &Path) -> Result<Self, Error> {
+        let reserve = crate::admission::Bounds::default().disk_reserve_bytes;
+        Ok(Self { objects: Objects::open(data.join("sent"), reserve)? })
+    }
+
+    /// Whether one of this name is here.
+    ///
+    /// # Errors
+    /// It is no name, or what the file system said.
+    pub async fn has(&self, name: &str) -> Result<bool, Error> {
+        self.objects.has(&key(name)?).await
+    }
+
+    /// Takes one, over that of the same name if there is one. Removes what nobody has sent for long.
+    ///
+    /// # Errors
+    /// It is no name, there is no room for so many bytes, or what the file system said.
+    pub async fn receive(&self, name: &str, bytes: u64) -> Result<Receiving, Error> {
+        if bytes > BYTES_MAX {
+            return Err(over(bytes));
+        }
+        if !self.objects.has_room(bytes) {
+            let why = format!("there is no room for {bytes} bytes more");
+            return Err(Error::Runtime(runtime::Error::Capacity { what: "the disk", why }));
+        }
+        self.tidy().await?;
+        Ok(Receiving { incoming: self.objects.begin(&key(name)?).await? })
+    }
+
+    async fn tidy(&self) -> Result<(), Error> {
+        self.objects.sweep().await?;
+        let oldest = clock::wall_ms().saturating_sub(clock::millis(KEPT));
+        let mut all = self.objects.below(&Key::default());
+        while let Some(found) = all.next().await {
+            let found = found?;
+            if written_ms(&found) < oldest {
+                self.objects.remove(&found.location).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn read(&self, name: &str) -> Result<Outgoing, Error> {
+        let found = self.objects.read(&key(name)?).await?;
+        found.ok_or_else(|| unsound("the files of this step were not sent", "Send them, and build again."))
+    }
+
+    /// The digest of what an archive is.
+    pub(super) async fn digest(&self, name: &str) -> Result<String, Error> {
+        let mut reading = self.read(name).await?;
+        let mut hasher = layers::Hashing::default();
+        while let Some(bytes) = reading.next().await? {
+            hasher.take(&bytes);
+        }
+        Ok(hasher.finish())
+    }
+
+    /// Has a sandbox unpack an archive, where the step's own command finds it.
+    pub(super) async fn unpack(&self, name: &str, sandbox: &Sandbox, disk_bytes: u64) -> Result<(), Error> {
+        let mut reading = self.read(name).await?;
+        let first = reading.next().await?.unwrap_or_default();
+        let compression = Compression::sniff(&first);
+        let path = FilePath::new(UNPACKED).map_err(Error::Request)?;
+        let mut writing = sandbox.files(disk_bytes).write(FileAsk::Unpack { path, compression }).await?;
+        writing.push(first).await?;
+        while let Some(bytes) = reading.next().await? {
+            writing.push(bytes).await?;
+        }
+        writing.finish().await.map(drop)
+    }
+}
+
+impl Receiving {
+    /// Takes bytes.
+    ///
+    /// # Errors
+    /// There are too many, or what the file system said.
+    pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
+        self.incoming.push(bytes).await?;
+        if self.incoming.size_bytes() > BYTES_MAX {
+            return Err(over(self.incoming.size_bytes()));
+        }
+        Ok(())
+    }
+
+    /// Has it there, whole.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub async fn finish(self) -> Result<(), Error> {
+        self.incoming.finish().await
+    }
+}
+
+impl Sent {
+    /// What is run once the archive is unpacked.
+    pub(super) fn program(&self) -> Vec<String> {
+        let owner = if self.by_user { "1000:1000" } else { "0:0" };
+        ["/bin/sh", "-c", PUT, "copy", &self.from, &self.to, owner, &self.mode].map(str::to_owned).to_vec()
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        let odd = |text: &str| text.contains('\0') || text.len() >= 4096;
+        let climbs = self.from.split('/').any(|part| part == "..");
+        if self.from.is_empty() || self.from.starts_with(['/', '-']) || climbs || odd(&self.from) {
+            return Err(format!("copies {:?}, which is not a path in what was sent", self.from));
+        }
+        if self.from.contains("**") {
+            return Err(format!("copies {:?}: name a directory instead of `**`", self.from));
+        }
+        if !self.mode.chars().all(|c| ('0'..='7').contains(&c)) || self.mode.len() > 5 {
+            return Err(format!("has the mode {:?}, which is no octal number", self.mode));
+        }
+        if odd(&self.to) {
+            Err("has a place that is too long".into())
+        } else {
+            super::recipe::place(&self.to)
+        }
+    }
+}
+
+/// The key of the archive that a client calls by this name.
+fn key(name: &str) -> Result<Key, Error> {
+    if layers::is_key(name) {
+        return Ok(Key::from(name));
+    }
+    let shown: String = name.chars().take(64).collect();
+    Err(unsound(format!("{shown:?} is no SHA-256"), "Send 64 lower-case hexadecimal digits."))
+}
+
+fn over(bytes: u64) -> Error {
+    Error::Request(api::limits::exceeded("the size of what is copied", bytes, BYTES_MAX))
+}
