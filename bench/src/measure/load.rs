@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! calibrate: so many workers, each with the next job when one is done   ──▶ capacity: jobs in a second
+//! rest:      what a machine does after it had all it can do is not measured
 //! load:      jobs arrive at percent × capacity, whether others are done or not (open loop)
 //! after it:  if it was more than 100 %: a create and exec, again and again, until one takes as long as it does normally
 //! ```
@@ -40,6 +41,8 @@ const RECOVERS_WITHIN: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// What a create may take where nothing was measured before.
 const NORMAL: Duration = Duration::from_secs(1);
+/// Between finding out what a machine can do and the first load.
+const REST: Duration = Duration::from_secs(20);
 /// The same jobs in the same order in every run.
 const SEED: u64 = 97;
 
@@ -76,6 +79,7 @@ pub(super) async fn run(work: &Load, targets: &[Shared]) -> Vec<Figure> {
         let mut figure = Figure::value(CAPACITY, None, target.name(), (capacity, Unit::PerSecond));
         figure.failures = made.failures;
         figures.push(figure);
+        tokio::time::sleep(REST).await;
         let mut normal = None;
         for percent in &work.percent {
             let arrivals = Arrivals {

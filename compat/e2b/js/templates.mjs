@@ -48,6 +48,8 @@ scenario('templates_build_and_run', async (stage) => {
     .runCmd('id -un > /opt/again')
     .setUser('user')
     .setEnvs({ COLOUR: 'green' })
+    .setWorkdir('/srv/fresh')
+    .runCmd('touch mine')
     .setWorkdir('/home/user/made')
     .setStartCmd('python3 -m http.server 8000', e2b.waitForPort(8000))
   const built = await Template.build(template, { alias, onBuildLogs: (one) => said.push(one.message) })
@@ -60,6 +62,7 @@ scenario('templates_build_and_run', async (stage) => {
   assert.equal(await seen('pwd; echo $COLOUR; id -un'), '/home/user/made\ngreen\nuser\n')
   assert.equal(await seen('cat ~/greeting.txt ~/link'), 'hello from the outside\nbuilt by user in /home/user\n')
   assert.equal(await seen('cat /opt/root /opt/again'), 'root\n/root\nroot\n')
+  assert.equal(await seen('stat -c %U /srv/fresh /srv/fresh/mine'), 'user\nuser\n')
   assert.equal(await seen('cd /opt; ls app texts; cat app/sub/data.txt'), 'app:\nsub\n\ntexts:\ngreeting.txt\ndata\n')
   const stats = await seen("stat -c '%U %a' ~/greeting.txt /opt/app/sub/data.txt /opt/greeting.txt")
   assert.equal(stats, 'user 644\nuser 755\nroot 644\n')
@@ -81,7 +84,7 @@ scenario('templates_build_in_the_background', async (stage) => {
 
 scenario('templates_from_a_dockerfile_and_on_another', async (stage) => {
   const [first, second] = [named(), named()]
-  const text = 'FROM e2bdev/base\nRUN echo one > /opt/one\nENV SHAPE=round\nWORKDIR /opt\n'
+  const text = 'FROM e2bdev/base\nRUN echo one > /opt/one\nENV FORM=ro\nENV SHAPE=${FORM}und\nWORKDIR /opt\n'
   await Template.build(Template().fromDockerfile(text), { alias: first })
   await Template.build(Template().fromTemplate(first).runCmd('cat one | tee ~/two').skipCache(), { alias: second })
   const sandbox = await stage.sandbox({}, second)

@@ -39,6 +39,8 @@ def described(stage: Stage, directory: str, name: str) -> Any:
         .run_cmd("id -un > /opt/again")
         .set_user("user")
         .set_envs({"COLOUR": "green"})
+        .set_workdir("/srv/fresh")
+        .run_cmd("touch mine")
         .set_workdir("/home/user/made")
         .set_start_cmd("python3 -m http.server 8000", e2b.wait_for_port(8000))
     )
@@ -73,6 +75,7 @@ async def templates_build_and_run(stage: Stage) -> None:
     assert await seen("pwd; echo $COLOUR; id -un") == ["/home/user/made", "green", "user"]
     assert await seen("cat ~/greeting.txt ~/link") == ["hello from the outside", "built by user in /home/user"]
     assert await seen("cat /opt/root /opt/again") == ["root", "/root", "root"]
+    assert await seen("stat -c %U /srv/fresh /srv/fresh/mine") == ["user", "user"]
     assert await seen("cd /opt; ls app texts; cat app/sub/data.txt") == [
         *("app:", "sub", "", "texts:", "greeting.txt", "data"),
     ]
@@ -105,7 +108,7 @@ async def templates_build_in_the_background(stage: Stage) -> None:
 @scenario()
 async def templates_from_a_dockerfile_and_on_another(stage: Stage) -> None:
     template, first, second = stage.of("Template"), f"compat-{unique()[:8]}", f"compat-{unique()[:8]}"
-    text = "FROM e2bdev/base\nRUN echo one > /opt/one\nENV SHAPE=round\nWORKDIR /opt\n"
+    text = "FROM e2bdev/base\nRUN echo one > /opt/one\nENV FORM=ro\nENV SHAPE=${FORM}und\nWORKDIR /opt\n"
     await now(template.build(template().from_dockerfile(text), alias=first))
     on_it = template().from_template(first).run_cmd("cat one | tee ~/two")
     await now(template.build(on_it.skip_cache(), alias=second))

@@ -390,6 +390,7 @@ impl Call {
     async fn prepared(&self, spec: ExecSpec) -> Result<ExecSpec, Error> {
         let record = self.entry.record();
         spec.check().and_then(|()| spec.check_root(record.rooted)).map_err(Error::Request)?;
+        let spec = if spec.uid == Some(0) { at_home(spec) } else { spec };
         let spec = match spec.code.clone() {
             Some(code) => self.coded(&record, spec, &code).await?,
             None => self.entry.dressed(&record, spec),
@@ -465,6 +466,14 @@ impl Drop for Call {
         self.entry.active(Instant::now());
         self.entry.calls.fetch_sub(1, Ordering::AcqRel);
     }
+}
+
+/// Root with a home of its own: the template's variables are its user's.
+fn at_home(mut spec: ExecSpec) -> ExecSpec {
+    for (name, value) in [("HOME", "/root"), ("USER", "root"), ("LOGNAME", "root")] {
+        spec.env.entry(name.into()).or_insert_with(|| value.into());
+    }
+    spec
 }
 
 /// The error for a call to a sandbox that does not run.

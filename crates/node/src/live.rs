@@ -367,6 +367,7 @@ impl Node {
         self.shared.keeper.tidy().await?;
         self.shared.datasets.tidy().await?;
         self.shared.folders.sweep().await?;
+        template::sent::Archives::open(&self.shared.data)?.tidy().await?;
         let (data, broker) = (self.shared.data.clone(), Arc::clone(&self.shared.broker));
         let tidied = move || {
             let packages = broker.gate().tidy();

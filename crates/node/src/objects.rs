@@ -90,9 +90,14 @@ impl Objects {
     }
 
     pub async fn has(&self, key: &Path) -> Result<bool, Error> {
+        Ok(self.written(key).await?.is_some())
+    }
+
+    /// When an object was written, in milliseconds since 1970, if it is there.
+    pub async fn written(&self, key: &Path) -> Result<Option<u64>, Error> {
         match self.store.head(key).await {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Ok(meta) => Ok(Some(written_ms(&meta))),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(failed("look at")(error)),
         }
     }

@@ -70,7 +70,7 @@ impl Node {
         let limits = request.limits.over(runtime.within(wanted));
         limits.check().map_err(Error::Request)?;
         // In a kernel in user space root would reach process 1.
-        let guarded = runtime.tier() != runtime::Tier::UserKernel;
+        let guarded = runtime.tier() == runtime::Tier::Container;
         let rooted = order.may_root && template.posture == Posture::Workstation && guarded;
         Ok(Plan { runtime, template, limits, rooted })
     }

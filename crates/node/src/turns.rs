@@ -28,7 +28,7 @@ pub(crate) const STARTS: Kind = Kind {
     least: 4,
     burst: Duration::from_millis(1500),
     longest: Duration::from_secs(3),
-    soon: Duration::from_millis(150),
+    soon: Duration::from_millis(500),
     unknown: Duration::from_millis(50),
 };
 /// Of commands, more: most of the time of a launch is the kernel's, inside, and of the rest half is waiting for an answer.
@@ -312,12 +312,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_time_of_a_burst_is_earned_again_while_nobody_waits() {
-        let turns = Arc::new(Turns::of(STARTS, 1));
-        let many = usize::try_from(STARTS.soon.as_millis() / STARTS.unknown.as_millis()).unwrap();
+        let kind = Kind { soon: Duration::from_millis(150), ..STARTS };
+        let turns = Arc::new(Turns::of(kind, 1));
         for (calm, longest) in [(0, 1500), (100, 100), (700, 700), (9000, 1500)] {
             tokio::time::sleep(Duration::from_millis(calm)).await;
             let held = turns.turn("p").await;
-            let waiting: Vec<_> = (0..many)
+            let waiting: Vec<_> = (0..3)
                 .map(|_| {
                     let turns = Arc::clone(&turns);
                     tokio::spawn(async move { drop(turns.turn("p").await) })
@@ -326,7 +326,7 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(longest - 1)).await;
             assert_eq!(turns.may_wait("p", Instant::now()), Ok(()), "after {calm} ms");
             tokio::time::sleep(Duration::from_millis(2)).await;
-            assert_eq!(turns.may_wait("p", Instant::now()), Err(many), "after {calm} ms");
+            assert_eq!(turns.may_wait("p", Instant::now()), Err(3), "after {calm} ms");
             drop(held);
             for task in waiting {
                 task.await.unwrap();

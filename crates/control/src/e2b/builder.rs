@@ -123,7 +123,8 @@ pub async fn receive(
     }
     let length = length(request.headers());
     let mut coming = Coming::of(request)?;
-    let mut receiving = match Archives::open(platform.node.data())?.receive(&archive, length).await {
+    let archives = Archives::open(platform.node.data())?;
+    let mut receiving = match archives.receive(&archive, length).await {
         Ok(receiving) => receiving,
         Err(error) => return Err(coming.refuse(error).await.into()),
     };
@@ -152,6 +153,7 @@ pub async fn begin(
         Ground::Named(_) | Ground::Debian(_) => None,
     };
     let plan = wanted.plan(ground, standing, build.limits)?;
+    platform.e2b.builds.check_room()?;
     if !build.begin() {
         let fix = "Ask for another build.";
         let error = Error { code: ErrorCode::Conflict, ..Error::invalid("this build was begun before", fix) };
@@ -163,12 +165,9 @@ pub async fn begin(
     tokio::spawn(async move {
         let Ok(_turn) = platform.e2b.builds.turn.acquire().await else { return };
         build.starts();
-        let (on, of) = (Arc::clone(&platform), Arc::clone(&build));
-        let making = tokio::spawn(async move { made(&on, &of, &plan, &reach).await });
-        match making.await {
-            Ok(Ok(_)) => build.end(Ok(())),
-            Ok(Err(error)) => build.end(Err(&error.to_api())),
-            Err(_) => build.end(Err(&interrupted())),
+        match made(&platform, &build, (plan, reach)).await {
+            Ok(()) => build.end(Ok(())),
+            Err(error) => build.end(Err(&error)),
         }
     });
     Ok(StatusCode::ACCEPTED)
@@ -203,30 +202,34 @@ impl Asked {
     }
 }
 
-async fn made(
-    platform: &Platform,
-    build: &Build,
-    plan: &Plan,
-    reach: &Policy,
-) -> Result<Template, node::Error> {
+/// Makes the template; what a step that failed has left running is ended.
+async fn made(platform: &Platform, build: &Arc<Build>, (plan, reach): (Plan, Policy)) -> Result<(), Error> {
     let data = platform.node.data();
-    let builder = Builder::below(data)?;
-    let home = shipped::lay_out(data)?;
-    let order = Order {
-        unwritten: plan.unwritten,
-        reach: Some(reach),
-        fresh: plan.fresh,
-        ..Order::new(&build.template, &plan.recipe, &home)
-    };
+    let (builder, home) = Builder::below(data)
+        .and_then(|builder| Ok((Arc::new(builder), shipped::lay_out(data)?)))
+        .map_err(|error| error.to_api())?;
     if plan.as_root {
-        build.warn("sandboxes run as `user`: nobody is root in one");
+        build.warn("sandboxes run as `user`, also of a template that ends as root");
     }
-    let made = builder.build(&order, &|progress| build.hear(progress)).await;
-    if made.is_err() {
-        // What a step had running is ended; the next start ends what could not be.
-        let _ = builder.abandon().await;
-    }
-    made
+    let (with, of) = (Arc::clone(&builder), Arc::clone(build));
+    // Whatever becomes of it, somebody is here to end what it made.
+    let making = tokio::spawn(async move {
+        let order = Order {
+            unwritten: plan.unwritten,
+            reach: Some(&reach),
+            fresh: plan.fresh,
+            ..Order::new(&of.template, &plan.recipe, &home)
+        };
+        with.build(&order, &|progress| of.hear(progress)).await
+    });
+    let error = match making.await {
+        Ok(Ok(_)) => return Ok(()),
+        Ok(Err(error)) => error.to_api(),
+        Err(_) => interrupted(),
+    };
+    // The next start ends what cannot be ended now.
+    let _ = builder.abandon().await;
+    Err(error)
 }
 
 /// What commands of a build may reach: registries of packages, and everything where its project may have that.

@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use api::Error;
 use api::limits::WantedLimits;
+use api::{Error, ErrorCode, Layer, Ran, Retry};
 use node::clock;
 use node::template::Progress;
 use serde_json::{Value, json};
@@ -23,9 +23,11 @@ use super::fault::sentence;
 use super::time::rfc3339;
 
 /// Builds that are remembered.
-const BUILDS_MAX: usize = 256;
-/// Lines of one build that are shown, and characters of one line; the rest is in its log.
-const LINES_MAX: usize = 20_000;
+const BUILDS_MAX: usize = 64;
+/// Builds that were begun and have not ended: one is built at a time.
+const WAITING_MAX: usize = 16;
+/// What is shown of what one build says, in bytes, and characters of one line; the rest is in its log.
+const SHOWN_BYTES_MAX: usize = 1 << 20;
 const LINE_CHARS_MAX: usize = 2000;
 /// Lines in one answer: clients ask again until there are none.
 const PAGE_LINES: usize = 100;
@@ -65,6 +67,9 @@ struct Now {
     /// The step that it is at; 0 before the first.
     step: usize,
     lines: Vec<Line>,
+    /// What they weigh, and whether some were left out for that.
+    bytes: usize,
+    cut: bool,
     /// The beginning of a line whose end has not come.
     open: Vec<u8>,
 }
@@ -119,15 +124,38 @@ impl Builds {
         })
     }
 
+    /// Whether one more may be begun.
+    ///
+    /// # Errors
+    /// `capacity`.
+    pub fn check_room(&self) -> Result<(), Error> {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = all.values().filter(|build| build.runs()).count();
+        if waiting < WAITING_MAX {
+            return Ok(());
+        }
+        Err(Error {
+            code: ErrorCode::Capacity,
+            message: format!("{waiting} builds wait for their turn, which is as many as may"),
+            layer: Layer::Platform,
+            ran: Ran::No,
+            retry: Retry::Safe,
+            fix: "Build again when some of them have ended.".into(),
+        })
+    }
+
     /// Lets whoever shows this ticket send that archive, once.
     pub fn admit(&self, ticket: &str, archive: &str) {
         let now = clock::wall_ms();
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         tickets.retain(|_, ticket| ticket.until_ms > now);
-        if tickets.len() < TICKETS_MAX {
-            let until_ms = now.saturating_add(clock::millis(TICKET_VALID));
-            tickets.insert(ticket.to_owned(), Ticket { archive: archive.to_owned(), until_ms });
+        if tickets.len() >= TICKETS_MAX {
+            let oldest =
+                tickets.iter().min_by_key(|(_, ticket)| ticket.until_ms).map(|(name, _)| name.clone());
+            tickets.remove(&oldest.unwrap_or_default());
         }
+        let until_ms = now.saturating_add(clock::millis(TICKET_VALID));
+        tickets.insert(ticket.to_owned(), Ticket { archive: archive.to_owned(), until_ms });
     }
 
     /// Takes a ticket for that archive. Says whether it was one.
@@ -155,6 +183,7 @@ impl Build {
         let mut now = self.lock();
         match progress {
             Progress::Step { number, count, what, kept } => {
+                now.finish_line();
                 now.step = number;
                 // Those that nobody wrote are nobody's concern, as long as they work.
                 if number > 0 {
@@ -239,11 +268,15 @@ impl Stage {
 impl Now {
     fn say(&mut self, level: &'static str, text: &str) {
         let text: String = text.chars().filter(|c| !matches!(c, '\0' | '\r')).take(LINE_CHARS_MAX).collect();
-        let text = match self.lines.len() {
-            most if most > LINES_MAX => return,
-            LINES_MAX => "more was said, and is in the log of the template".into(),
-            _ => text,
+        // How it ended is always told.
+        let over = self.bytes > SHOWN_BYTES_MAX && level != "error";
+        self.bytes = self.bytes.saturating_add(text.len() + size_of::<Line>());
+        let text = match over {
+            true if self.cut => return,
+            true => "more was said, and is in the log of the template".into(),
+            false => text,
         };
+        self.cut |= over;
         self.lines.push(Line { at_ms: clock::wall_ms(), level, text });
     }
 
@@ -297,10 +330,11 @@ mod tests {
         assert_eq!(shown["logs"], json!(["three", "it did not work. Do it again."]));
         assert_eq!(build.shown(5)["logs"], json!([]), "clients ask until there are none");
         assert_eq!(build.shown(usize::MAX)["logs"], json!([]));
-        for _ in 0..LINES_MAX * 2 {
-            build.hear(Progress::Output(b"x\n"));
+        for _ in 0..SHOWN_BYTES_MAX {
+            build.hear(Progress::Output(b"xxxxxxxx\n"));
         }
-        assert_eq!(build.lock().lines.len(), LINES_MAX + 1);
+        assert!(build.lock().lines.len() * size_of::<Line>() < SHOWN_BYTES_MAX);
+        assert!(build.lock().lines.last().unwrap().text.starts_with("more was said"));
         assert_eq!(build.shown(10)["logs"].as_array().unwrap().len(), PAGE_LINES);
     }
 

@@ -259,11 +259,6 @@ fn spec(ask: &Start, terminal: Option<TerminalSize>, who: Who<'_>, deadline_ms: 
         Who::User(home) => (None, home),
         Who::Root => (Some(0), "/root"),
     };
-    if uid.is_some() {
-        for (name, value) in [("HOME", home), ("USER", "root"), ("LOGNAME", "root")] {
-            env.entry(name.into()).or_insert_with(|| value.into());
-        }
-    }
     env.entry("E2B_SANDBOX".into()).or_insert_with(|| "true".into());
     ExecSpec {
         argv: std::iter::once(cmd.clone()).chain(args.iter().cloned()).collect(),

@@ -19,6 +19,8 @@ const IMAGES: [(&str, &str); 2] =
 /// What every machine to work on has, beyond what it begins with.
 const OUTFIT: &str = "workstation";
 const HOME: &str = "/home/user";
+/// Where programs are, unless a template says otherwise.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// How a template is to be made.
 #[derive(Debug, Default, Deserialize)]
@@ -60,6 +62,8 @@ pub struct Plan {
 struct Setting {
     by_user: bool,
     cwd: String,
+    /// Variables, where they are known before it is built: those of an image are not.
+    env: Option<BTreeMap<String, String>>,
 }
 
 impl Wanted {
@@ -97,8 +101,13 @@ impl Wanted {
         };
         steps.push(Step::User(USER.into()));
         let unwritten = steps.len();
-        let cwd = template.as_ref().and_then(|template| template.cwd.clone());
-        let mut setting = Setting { by_user: true, cwd: cwd.unwrap_or_else(|| HOME.into()) };
+        let own = template.as_ref().filter(|template| template.posture == Posture::Workstation);
+        let cwd = own.and_then(|template| template.cwd.clone()).unwrap_or_else(|| HOME.into());
+        let mut env = template.as_ref().map(|template| template.env.clone());
+        if let Some(env) = &mut env {
+            env.entry("PATH".into()).or_insert_with(|| PATH.into());
+        }
+        let mut setting = Setting { by_user: true, cwd, env };
         let written = self.steps.as_deref().unwrap_or_default();
         for (index, step) in written.iter().enumerate() {
             let wrong = |why: String| {
@@ -122,7 +131,8 @@ impl Wanted {
             limits: WantedLimits {
                 cpu_millis: limits.cpu_millis.or(before.limits.cpu_millis),
                 memory_bytes: limits.memory_bytes.or(before.limits.memory_bytes),
-                disk_bytes: limits.disk_bytes.or(before.limits.disk_bytes),
+                // So much is to be free, and no disk becomes smaller for it.
+                disk_bytes: limits.disk_bytes.max(before.limits.disk_bytes),
                 ..before.limits
             },
             policy: before.policy.words(),
@@ -154,13 +164,13 @@ impl Instruction {
                         .clone()
                         .ok_or("says nothing of its files: `filesHash` is missing")?,
                     from: (*from).to_owned(),
-                    to: setting.place(to),
+                    to: setting.place(&setting.expanded(to)?),
                     by_user: setting.user(owner)?,
                     mode: (*rest.get(1).unwrap_or(&"")).to_owned(),
                 }))
             }
             ("WORKDIR", [path]) => {
-                setting.cwd = setting.place(path);
+                setting.cwd = setting.place(&setting.expanded(path)?);
                 Ok(Step::Workdir(setting.cwd.clone()))
             }
             ("USER", [name]) => {
@@ -168,8 +178,16 @@ impl Instruction {
                 Ok(Step::User(if setting.by_user { USER } else { "root" }.to_owned()))
             }
             ("ENV", pairs) if !pairs.is_empty() && pairs.len() % 2 == 0 => {
-                let pair = |two: &[&str]| Some(((*two.first()?).to_owned(), (*two.last()?).to_owned()));
-                Ok(Step::Env(pairs.chunks(2).filter_map(pair).collect::<BTreeMap<_, _>>()))
+                let mut variables = BTreeMap::new();
+                for pair in pairs.chunks(2) {
+                    if let [name, value] = pair {
+                        variables.insert((*name).to_owned(), setting.expanded(value)?);
+                    }
+                }
+                if let Some(env) = &mut setting.env {
+                    env.extend(variables.clone());
+                }
+                Ok(Step::Env(variables))
             }
             ("RUN" | "COPY" | "WORKDIR" | "USER" | "ENV", _) => {
                 Err(format!("has {} arguments, which is not how many it takes", args.len()))
@@ -190,6 +208,41 @@ impl Setting {
         }
     }
 
+    /// A text with the values of the variables that it names: `$NAME` and `${NAME}`, and `\\$` for a dollar.
+    fn expanded(&self, text: &str) -> Result<String, String> {
+        let mut whole = String::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once('$') {
+            if let Some(before) = before.strip_suffix('\\') {
+                whole.push_str(&format!("{before}$"));
+                rest = after;
+                continue;
+            }
+            whole.push_str(before);
+            let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            let (name, left) = match after.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
+                Some(both) => both,
+                None => after.split_at(after.find(|c| !is_name(c)).unwrap_or(after.len())),
+            };
+            rest = left;
+            if name.is_empty() {
+                whole.push('$');
+                continue;
+            }
+            if !name.chars().all(is_name) {
+                return Err(format!("has ${{{name}}}, and only the value of a variable can stand there"));
+            }
+            let Some(env) = &self.env else {
+                return Err(format!(
+                    "names ${name}, which an image says only when it is here: write its value"
+                ));
+            };
+            whole.push_str(env.get(name).map_or("", String::as_str));
+        }
+        whole.push_str(rest);
+        Ok(whole)
+    }
+
     /// A path from the root.
     fn place(&self, path: &str) -> String {
         let path = path.strip_prefix("./").unwrap_or(path);
@@ -208,7 +261,7 @@ fn shell(command: &str) -> Command {
 
 /// The same for root, whose home is not that of the template's user.
 fn as_root(command: &str) -> Command {
-    let words = ["env", "HOME=/root", "USER=root", "LOGNAME=root", "/bin/bash", "-l", "-c", command]
+    let words = ["/usr/bin/env", "HOME=/root", "USER=root", "LOGNAME=root", "/bin/bash", "-l", "-c", command]
         .map(str::to_owned);
     Command::Argv(words.to_vec())
 }
@@ -286,6 +339,27 @@ mod tests {
         // An image gets what every machine to work on has.
         let plan = planned(json!({ "fromImage": "python:3", "force": true }), None).unwrap();
         assert!(plan.unwritten > 4 && plan.fresh);
+    }
+
+    #[test]
+    fn variables_stand_for_their_values_where_those_are_known() {
+        let steps = json!([
+            { "type": "ENV", "args": ["PATH", "/app/bin:$PATH", "A", "${B}x", "C", "5\\$ and $"] },
+            { "type": "ENV", "args": ["D", "$C"] },
+            { "type": "WORKDIR", "args": ["/srv/$D"] },
+        ]);
+        let plan = planned(json!({ "steps": steps }), workstation());
+        // A path with a space and a dollar is one all the same.
+        let plan = plan.unwrap();
+        let Some(Step::Env(first)) = plan.recipe.steps.get(plan.unwritten) else { panic!() };
+        assert_eq!(first["PATH"], format!("/app/bin:{PATH}"));
+        assert_eq!((first["A"].as_str(), first["C"].as_str()), ("x", "5$ and $"));
+        assert_eq!(plan.recipe.steps.last(), Some(&Step::Workdir("/srv/5$ and $".into())));
+        let image = json!({ "fromImage": "a/b:1", "steps": steps });
+        let refused = planned(image, None).unwrap_err();
+        assert!(format!("{refused:?}").contains("step 1 (ENV)"), "{refused:?}");
+        let more = json!([{ "type": "ENV", "args": ["A", "${B:-c}"] }]);
+        assert!(planned(json!({ "steps": more }), workstation()).is_err());
     }
 
     #[test]

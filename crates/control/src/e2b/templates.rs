@@ -38,8 +38,8 @@ pub async fn alias(
 
 /// They are removed on the machine itself, and have no tags.
 pub async fn not_here(_: By<Caller>) -> Told<StatusCode> {
-    let instead = "Give each template a name of its own; `belljar template remove` removes one.";
-    Err(not_offered("tags of templates, and removes none by its API", instead))
+    let instead = "Build with a newer SDK; give each template a name of its own; `belljar template remove` removes one.";
+    Err(not_offered("tags of templates, older builds or removal by its API", instead))
 }
 
 fn shown(template: &Template) -> Value {

@@ -156,14 +156,17 @@ impl Builder {
             Step::Copy(copy) => return self.copy(order, copy, rising, (watch, begins)).await,
             Step::Apt(_) | Step::Pip(_) | Step::Npm(_) | Step::Run(_) | Step::RunAs(..) | Step::Sent(_) => {}
         }
-        let Some(work) = Work::of(step, &rising.setting, policy) else {
+        let Some(mut work) = Work::of(step, &rising.setting, policy) else {
             begins(rising, false);
             return Ok(());
         };
         // All that can make a difference is in what is run: words, variables, directory, user and what may leave.
         let mut done = json!({ "runs": work.commands, "policy": work.policy });
-        if let (Some(archive), Some(done)) = (&work.archive, done.as_object_mut()) {
-            done.insert("sent".into(), Archives::open(&self.data)?.digest(archive).await?.into());
+        if let (Some((name, digest)), Some(done)) = (&mut work.archive, done.as_object_mut()) {
+            // Whoever watches knows which step it is whose files are not there.
+            *digest =
+                Archives::open(&self.data)?.digest(name).await.inspect_err(|_| begins(rising, false))?;
+            done.insert("sent".into(), digest.as_str().into());
         }
         let key = StepKey::of(rising.top(), &done)?;
         let kept = rising.find(&self.data, order.fresh, &key)?;

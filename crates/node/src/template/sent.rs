@@ -1,7 +1,7 @@
 //! Files that somebody sent for a build, as an archive, and the step that puts them where they are to be.
 //!
 //! ```text
-//! client ──bytes──▶ <data>/sent/<name> ──bytes──▶ sandbox of the step: its guest unpacks, as the sandbox's user ──▶ a script moves
+//! client ──bytes──▶ <data>/sent/<name> ──bytes──▶ sandbox of the step: its guest unpacks ──▶ a script puts files in place
 //! ```
 //!
 //! Here the archive is bytes: nobody outside a sandbox looks into it. Its name is what the client calls its content.
@@ -25,33 +25,47 @@ use crate::sandbox::Sandbox;
 const BYTES_MAX: u64 = 4 << 30;
 /// What was not sent again for so long is removed: whoever builds with it sends it once more.
 const KEPT: Duration = Duration::from_secs(14 * 24 * 3600);
+/// And before that it is not said to be here: it has to last until it is used.
+const LASTS: Duration = Duration::from_secs(24 * 3600);
+/// How much may come between two looks whether there is room.
+const LOOK_EVERY_BYTES: u64 = 64 << 20;
 /// Where the guest unpacks.
 const UNPACKED: &str = "/var/tmp/.sent";
 
 /// Puts what was unpacked where it is to be, as Docker's COPY does: a directory's content goes into a directory, a file takes a name or
-/// goes into a directory, and of a pattern each match goes into a directory. `$1` what, `$2` where to, `$3` whose, `$4` the mode.
+/// goes into a directory. Of a pattern everything goes into a directory: only what it matches was sent. `$1` what, `$2` where to, `$3`
+/// whose, `$4` the mode.
 const PUT: &str = r#"set -eu
 cd /var/tmp/.sent
+set -- "./$1" "$2" "$3" "$4"
 chown -R "$3" .
 if [ -n "$4" ]; then chmod -R "$4" .; fi
-into() { [ -d "$1" ] || { mkdir -p "$1"; chown "$2" "$1"; }; }
+is() { [ -e "$1" ] || [ -L "$1" ]; }
+into() { if [ ! -d "$1" ]; then mkdir -p -- "$1"; chown "$2" "$1"; fi; }
 put() {
     if [ -d "$1" ] && [ ! -L "$1" ]; then
         into "$2" "$3"
-        find "$1" -mindepth 1 -maxdepth 1 -exec cp -a {} "$2/" ';'
+        for inner in "$1"/* "$1"/.[!.]* "$1"/..?*; do
+            if is "$inner"; then cp -a -- "$inner" "$2/"; fi
+        done
     else
-        case $2 in */) into "$2" "$3" ;; *) [ -d "$2" ] || into "$(dirname "$2")" "$3" ;; esac
-        cp -a "$1" "$2"
+        case $2 in
+            */) into "$2" "$3" ;;
+            *) if [ ! -d "$2" ]; then into "$(dirname -- "$2")" "$3"; fi ;;
+        esac
+        cp -a -- "$1" "$2"
     fi
 }
-if [ -e "$1" ] || [ -L "$1" ]; then
+if is "$1"; then
     put "$1" "$2" "$3"
 else
-    IFS=
-    for one in $1; do
-        if [ ! -e "$one" ] && [ ! -L "$one" ]; then echo "nothing was sent for $1" >&2; exit 1; fi
-        put "$one" "${2%/}/" "$3"
+    at=$1
+    while case $at in *[\*\?\[\{]*) true ;; *) false ;; esac; do at=${at%/*}; done
+    some=
+    for one in "$at"/* "$at"/.[!.]* "$at"/..?*; do
+        if is "$one"; then some=1; put "$one" "${2%/}/" "$3"; fi
     done
+    if [ -z "$some" ]; then echo "nothing was sent for $1" >&2; exit 1; fi
 fi
 rm -rf /var/tmp/.sent
 "#;
@@ -62,8 +76,10 @@ pub struct Archives {
 }
 
 /// An archive that is being sent. Dropping it leaves nothing.
-pub struct Receiving {
+pub struct Receiving<'a> {
+    objects: &'a Objects,
     incoming: Incoming,
+    looked_bytes: u64,
 }
 
 /// Files of an archive, and where they go.
@@ -96,26 +112,29 @@ impl Archives {
     /// # Errors
     /// It is no name, or what the file system said.
     pub async fn has(&self, name: &str) -> Result<bool, Error> {
-        self.objects.has(&key(name)?).await
+        let oldest = clock::wall_ms().saturating_sub(clock::millis(KEPT.saturating_sub(LASTS)));
+        Ok(self.objects.written(&key(name)?).await?.is_some_and(|at| at > oldest))
     }
 
-    /// Takes one, over that of the same name if there is one. Removes what nobody has sent for long.
+    /// Takes one, over that of the same name if there is one.
     ///
     /// # Errors
     /// It is no name, there is no room for so many bytes, or what the file system said.
-    pub async fn receive(&self, name: &str, bytes: u64) -> Result<Receiving, Error> {
+    pub async fn receive(&self, name: &str, bytes: u64) -> Result<Receiving<'_>, Error> {
         if bytes > BYTES_MAX {
             return Err(over(bytes));
         }
-        if !self.objects.has_room(bytes) {
-            let why = format!("there is no room for {bytes} bytes more");
-            return Err(Error::Runtime(runtime::Error::Capacity { what: "the disk", why }));
-        }
-        self.tidy().await?;
-        Ok(Receiving { incoming: self.objects.begin(&key(name)?).await? })
+        let incoming = self.objects.begin(&key(name)?).await?;
+        let receiving = Receiving { objects: &self.objects, incoming, looked_bytes: 0 };
+        receiving.check_room(bytes)?;
+        Ok(receiving)
     }
 
-    async fn tidy(&self) -> Result<(), Error> {
+    /// Removes what nobody has sent for long, and what broke off.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub async fn tidy(&self) -> Result<(), Error> {
         self.objects.sweep().await?;
         let oldest = clock::wall_ms().saturating_sub(clock::millis(KEPT));
         let mut all = self.objects.below(&Key::default());
@@ -144,31 +163,56 @@ impl Archives {
     }
 
     /// Has a sandbox unpack an archive, where the step's own command finds it.
-    pub(super) async fn unpack(&self, name: &str, sandbox: &Sandbox, disk_bytes: u64) -> Result<(), Error> {
+    pub(super) async fn unpack(
+        &self,
+        (name, digest): (&str, &str),
+        sandbox: &Sandbox,
+        disk_bytes: u64,
+    ) -> Result<(), Error> {
         let mut reading = self.read(name).await?;
+        let mut hasher = layers::Hashing::default();
         let first = reading.next().await?.unwrap_or_default();
         let compression = Compression::sniff(&first);
         let path = FilePath::new(UNPACKED).map_err(Error::Request)?;
         let mut writing = sandbox.files(disk_bytes).write(FileAsk::Unpack { path, compression }).await?;
+        hasher.take(&first);
         writing.push(first).await?;
         while let Some(bytes) = reading.next().await? {
+            hasher.take(&bytes);
             writing.push(bytes).await?;
         }
-        writing.finish().await.map(drop)
+        writing.finish().await?;
+        if hasher.finish() != digest {
+            return Err(unsound("the files of this step were sent anew meanwhile", "Build again."));
+        }
+        Ok(())
     }
 }
 
-impl Receiving {
+impl Receiving<'_> {
     /// Takes bytes.
     ///
     /// # Errors
     /// There are too many, or what the file system said.
     pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
         self.incoming.push(bytes).await?;
-        if self.incoming.size_bytes() > BYTES_MAX {
-            return Err(over(self.incoming.size_bytes()));
+        let size = self.incoming.size_bytes();
+        if size > BYTES_MAX {
+            return Err(over(size));
+        }
+        if size >= self.looked_bytes {
+            self.looked_bytes = size.saturating_add(LOOK_EVERY_BYTES);
+            self.check_room(LOOK_EVERY_BYTES)?;
         }
         Ok(())
+    }
+
+    fn check_room(&self, bytes: u64) -> Result<(), Error> {
+        if self.objects.has_room(bytes) {
+            return Ok(());
+        }
+        let why = format!("there is no room for {bytes} bytes more");
+        Err(Error::Runtime(runtime::Error::Capacity { what: "the disk", why }))
     }
 
     /// Has it there, whole.
@@ -190,7 +234,7 @@ impl Sent {
     pub(super) fn check(&self) -> Result<(), String> {
         let odd = |text: &str| text.contains('\0') || text.len() >= 4096;
         let climbs = self.from.split('/').any(|part| part == "..");
-        if self.from.is_empty() || self.from.starts_with(['/', '-']) || climbs || odd(&self.from) {
+        if self.from.is_empty() || self.from.starts_with('/') || climbs || odd(&self.from) {
             return Err(format!("copies {:?}, which is not a path in what was sent", self.from));
         }
         if self.from.contains("**") {
@@ -199,10 +243,10 @@ impl Sent {
         if !self.mode.chars().all(|c| ('0'..='7').contains(&c)) || self.mode.len() > 5 {
             return Err(format!("has the mode {:?}, which is no octal number", self.mode));
         }
-        if odd(&self.to) {
-            Err("has a place that is too long".into())
-        } else {
-            super::recipe::place(&self.to)
+        match Path::new(&self.to) {
+            _ if odd(&self.to) => Err("has a place that is too long".into()),
+            root if root == Path::new("/") => Ok(()),
+            _ => super::recipe::place(&self.to),
         }
     }
 }

@@ -47,6 +47,10 @@ pub fn lay_out(data: &Path) -> Result<PathBuf, Error> {
     let home = data.join("images");
     for (name, text) in FILES {
         let path = home.join(name);
+        // Somebody else may be reading it.
+        if std::fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
+            continue;
+        }
         let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
         made.and_then(|()| std::fs::write(&path, text)).map_err(failed("write", &path))?;
     }

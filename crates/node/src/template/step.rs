@@ -73,12 +73,15 @@ pub(super) const ROOT_VARIABLES: [(&str, &str); 10] = [
     ("USER", "root"),
 ];
 
+/// Makes a directory of the sandbox's user, unless it is there.
+const OWN: &str = r#"[ -d "$1" ] || { mkdir -p -- "$1" && chown 1000:1000 -- "$1"; }"#;
+
 /// What is run in one sandbox, and what may leave it meanwhile.
 pub(super) struct Work {
     pub(super) commands: Vec<ExecSpec>,
     pub(super) policy: Policy,
-    /// The archive that is unpacked before, if one is.
-    pub(super) archive: Option<String>,
+    /// The archive that is unpacked before, if one is, and its digest once that is known.
+    pub(super) archive: Option<(String, String)>,
 }
 
 /// Where what happens is told.
@@ -123,20 +126,25 @@ pub(super) fn programs(step: &Step) -> Option<(Vec<Vec<String>>, Option<Preset>)
 impl Work {
     /// What a step runs; nothing for those that run nothing.
     pub(super) fn of(step: &Step, setting: &Setting, policy: &Policy) -> Option<Self> {
-        let (programs, packages) = programs(step)?;
+        let (mut programs, packages) = programs(step)?;
         let policy = match (packages, step) {
             (Some(packages), _) => preset(packages),
             (None, Step::Run(_) | Step::RunAs(..)) => policy.clone(),
             (None, _) => Policy::default(),
         };
         let as_user = step.by_user(setting.as_user);
+        if let (Step::Workdir(path), true) = (step, setting.as_user) {
+            // Whoever works there may write there.
+            programs = vec![["/bin/sh", "-c", OWN, "sh", path].map(str::to_owned).to_vec()];
+        }
         let mut commands: Vec<ExecSpec> =
             programs.into_iter().map(|argv| setting.spec(argv, as_user, &policy)).collect();
         if matches!(step, Step::Workdir(_)) {
             // It is not there yet.
             commands.iter_mut().for_each(|spec| spec.cwd = Some("/".into()));
         }
-        let archive = if let Step::Sent(sent) = step { Some(sent.archive.clone()) } else { None };
+        let archive =
+            if let Step::Sent(sent) = step { Some((sent.archive.clone(), String::new())) } else { None };
         Some(Self { commands, policy, archive })
     }
 }
@@ -183,10 +191,9 @@ impl Builder {
             Arc::clone(ears.log),
         )));
         let worked = async {
-            if let Some(archive) = &work.archive {
-                super::sent::Archives::open(&self.data)?
-                    .unpack(archive, &sandbox, spec.limits.disk_bytes)
-                    .await?;
+            if let Some((name, digest)) = &work.archive {
+                let archives = super::sent::Archives::open(&self.data)?;
+                archives.unpack((name, digest), &sandbox, spec.limits.disk_bytes).await?;
             }
             for (index, spec) in work.commands.iter().enumerate() {
                 run(&sandbox, index, spec, &ears).await?;
