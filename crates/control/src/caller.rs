@@ -25,6 +25,7 @@ use tracing::{Instrument as _, info_span};
 use crate::account::Account;
 use crate::audit::{Act, Entry};
 use crate::fault::{Answer, Fault};
+use crate::listen::Known;
 use crate::platform::Platform;
 
 /// A body that takes longer is not coming.
@@ -91,6 +92,9 @@ impl FromRequestParts<Arc<Platform>> for Caller {
         let known = platform.accounts.authenticate(&platform.store, secret, from, clock::wall_ms());
         match known.instrument(info_span!(target: STEP, "key")).await {
             Ok(account) => {
+                if let Some(known) = parts.extensions.get::<Known>() {
+                    known.now();
+                }
                 // Its body is counted against its project.
                 parts.extensions.insert(Arc::clone(&account));
                 Ok(Self { account, platform: Arc::clone(platform) })

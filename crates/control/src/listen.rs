@@ -3,15 +3,17 @@
 //! Whoever connects and says nothing, or says it slowly, is let go; nobody has more than a share of the connections. Plain HTTP
 //! is for this machine itself, unless the operator says otherwise.
 
+mod idle;
+
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -25,11 +27,15 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+pub use idle::Known;
+
+use idle::{Idle, Whole};
+
 /// Connections at once: twice the sandboxes of a full machine, each with a stream and a call.
 const CONNECTIONS_MAX: usize = 4096;
 /// Connections of one address. On one machine that is everybody.
 const ADDRESS_MAX: usize = 2048;
-/// The head of a request comes within this, the first one counted from the connection on; an idle connection is closed after it.
+/// The head of a request comes within this, the first one counted from the connection on; one on which nobody is known may be idle as long.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
 /// A TLS handshake takes two round trips.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
@@ -155,10 +161,10 @@ async fn connection(
     visit: Visit,
     router: Router,
 ) {
-    let asked = Arc::new(AtomicBool::new(false));
-    let service = tower_service(router, visit, Arc::clone(&asked));
+    let idle = Idle::new();
+    let service = tower_service(router, visit, idle.clone());
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(idle::KNOWN_FOR);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -170,16 +176,18 @@ async fn connection(
     tokio::pin!(connection);
     // Which protocol is spoken is decided by the first bytes, and the builder waits for those without end (H-01). How a
     // connection ends is its peer's business; what was done for it was told and logged.
-    let Err(_) = tokio::time::timeout(HEAD_WITHIN, &mut connection).await else { return };
-    if asked.load(Ordering::Acquire) {
-        let _ = connection.await;
+    while idle.left(HEAD_WITHIN) != Some(Duration::ZERO) {
+        let next = idle.left(HEAD_WITHIN).unwrap_or(HEAD_WITHIN);
+        if tokio::time::timeout(next, &mut connection).await.is_ok() {
+            return;
+        }
     }
 }
 
 fn tower_service(
     router: Router,
     visit: Visit,
-    asked: Arc<AtomicBool>,
+    idle: Idle,
 ) -> TowerToHyperService<
     impl tower::Service<
         Request<hyper::body::Incoming>,
@@ -189,12 +197,16 @@ fn tower_service(
     > + Clone,
 > {
     TowerToHyperService::new(tower::service_fn(move |mut request: Request<hyper::body::Incoming>| {
-        asked.store(true, Ordering::Release);
+        let under_way = idle.begin();
+        request.extensions_mut().insert(idle.known());
         request.extensions_mut().insert(ConnectInfo(visit.peer));
         request.extensions_mut().insert(visit.encrypted);
         request.extensions_mut().insert(visit.held.clone());
         let mut router = router.clone();
-        async move { tower::Service::call(&mut router, request).await }
+        async move {
+            let response = tower::Service::call(&mut router, request).await?;
+            Ok(response.map(|body| Body::new(Whole { body, _under_way: under_way })))
+        }
     }))
 }
 

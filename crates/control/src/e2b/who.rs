@@ -22,6 +22,7 @@ use sha2::{Digest, Sha256};
 
 use crate::audit::{Act, Entry, hex};
 use crate::caller::Caller;
+use crate::listen::Known;
 use crate::platform::Platform;
 
 use super::connect::{Called, Code, Failed};
@@ -194,6 +195,9 @@ async fn enter(
         let entry = Entry::new(clock::wall_ms(), Act::AuthenticateFailed).sandbox(&sandbox);
         platform.audit.record(entry.detail(&from));
         return Err(Failed::of(Code::Unauthenticated, "the access token is not that of this sandbox"));
+    }
+    if let Some(known) = parts.extensions.get::<Known>() {
+        known.now();
     }
     let account = platform.accounts.acting_for(&platform.store, &project).await?;
     // Its body is counted against its project.
