@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::trace::STEP;
-use runtime::{Runtime, Spec};
+use runtime::{Profile, Runtime, Spec, Tier};
 use tracing::{Instrument as _, info_span};
 
 use crate::entry::Entry;
@@ -39,6 +39,9 @@ impl Shared {
             };
             tried.push(name.clone());
             let next = self.choice.next(&tried, (runtime.tier(), spec.limits), &error);
+            // What has root is only where root cannot reach process 1.
+            let rooted = spec.profile == Profile::Rooted;
+            let next = next.filter(|next| !rooted || next.tier() == Tier::Container);
             let Some(next) = next else { return Err(error) };
             // What the first may have made of it is removed, or nothing else is tried.
             let step = info_span!(target: STEP, "undo", what = name.as_str());

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::Error;
-use api::limits::{USER, WantedLimits};
+use api::limits::{Limits, USER, WantedLimits};
 use node::template::recipe::{Command, Ground, Recipe, Step};
 use node::template::sent::Sent;
 use node::template::{Posture, Template, shipped};
@@ -122,6 +122,7 @@ impl Wanted {
         let own = |command: &Option<String>, before: Option<Vec<String>>| {
             command.as_deref().filter(|text| !text.is_empty()).map(shell).or(before.map(Command::Argv))
         };
+        let usual = before.limits.over(Limits::default()).disk_bytes;
         let recipe = Recipe {
             from: ground,
             steps,
@@ -132,7 +133,7 @@ impl Wanted {
                 cpu_millis: limits.cpu_millis.or(before.limits.cpu_millis),
                 memory_bytes: limits.memory_bytes.or(before.limits.memory_bytes),
                 // So much is to be free, and no disk becomes smaller for it.
-                disk_bytes: limits.disk_bytes.max(before.limits.disk_bytes),
+                disk_bytes: limits.disk_bytes.map(|asked| asked.max(usual)).or(before.limits.disk_bytes),
                 ..before.limits
             },
             policy: before.policy.words(),
@@ -339,6 +340,22 @@ mod tests {
         // An image gets what every machine to work on has.
         let plan = planned(json!({ "fromImage": "python:3", "force": true }), None).unwrap();
         assert!(plan.unwritten > 4 && plan.fresh);
+    }
+
+    #[test]
+    fn a_disk_becomes_larger_and_never_smaller() {
+        let disk = |asked: Option<u64>, before: Option<u64>| {
+            let limits = WantedLimits { disk_bytes: before, ..WantedLimits::default() };
+            let template = Template { limits, ..workstation().unwrap() };
+            let asked = WantedLimits { disk_bytes: asked, ..WantedLimits::default() };
+            let plan = wanted(json!({})).plan(Ground::Named("workstation".into()), Some(template), asked);
+            plan.unwrap().recipe.limits.disk_bytes
+        };
+        let usual = Limits::default().disk_bytes;
+        assert_eq!((disk(None, None), disk(None, Some(7 << 30))), (None, Some(7 << 30)));
+        assert_eq!(disk(Some(200 << 20), None), Some(usual));
+        assert_eq!(disk(Some(200 << 20), Some(7 << 30)), Some(7 << 30));
+        assert_eq!(disk(Some(8 << 30), Some(7 << 30)), Some(8 << 30));
     }
 
     #[test]
