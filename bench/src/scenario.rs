@@ -147,7 +147,7 @@ pub struct Load {
     pub percent: Vec<u64>,
     /// For how long each.
     pub seconds: u64,
-    /// For how long what goes is measured before.
+    /// For how long it is done before, to measure what goes in the second half of it.
     pub calibrate_s: u64,
     /// How many at the same time are needed to find out what goes.
     pub workers: usize,
