@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import ssl
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -30,14 +31,17 @@ ENDS_WITHIN = 30
 class Server:
     """A running server."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Path | None = None, **config: str) -> None:
+        """A server with these lines of configuration, whose certificate is to be trusted if it has one."""
         self.binary = BINARY
         self.data = Path(tempfile.mkdtemp(prefix="belljar-compat-"))
         # Processes of sandboxes walk through it.
         self.data.chmod(0o711)
         self._lend()
         first_key = self.data / "first.key"
-        words = [BINARY, "--data", self.data, "serve", "--listen", "127.0.0.1:0", "--first-key", first_key]
+        (self.data / "serve.toml").write_text("".join(f'{name} = "{value}"\n' for name, value in config.items()))
+        words = [BINARY, "--data", self.data, "serve", "--config", self.data / "serve.toml"]
+        words += ["--listen", "127.0.0.1:0", "--first-key", first_key]
         with (self.data / "serve.log").open("w") as log:
             self._child = subprocess.Popen(
                 words,
@@ -49,18 +53,19 @@ class Server:
             )
         self.url = self._address()
         self.key = first_key.read_text().strip()
+        trusted: Any = ssl.create_default_context(cafile=certificate) if certificate else True
+        headers = {"authorization": f"Bearer {self.key}"}
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=60, verify=trusted)
 
     def get(self, path: str) -> Any:
         """What it answers to a question."""
-        answer = httpx.get(f"{self.url}{path}", headers=self._headers, timeout=60)
-        answer.raise_for_status()
-        return answer.json()
+        return self._http.get(path).raise_for_status().json()
 
     def key_of(self, project: str, **quota: Any) -> str:
         """A key of another project, which is made."""
-        httpx.put(f"{self.url}/v1/projects/{project}", json={"quota": quota}, headers=self._headers).raise_for_status()
+        self._http.put(f"/v1/projects/{project}", json={"quota": quota}).raise_for_status()
         body = {"project": project, "role": "admin", "label": ""}
-        made = httpx.post(f"{self.url}/v1/keys", json=body, headers=self._headers).raise_for_status()
+        made = self._http.post("/v1/keys", json=body).raise_for_status()
         return str(made.json()["secret"])
 
     def tools(self, set: str, format: str) -> list[dict[str, Any]]:
@@ -71,7 +76,8 @@ class Server:
     def end(self) -> None:
         """Ends its sandboxes and itself."""
         for sandbox in self.get("/v1/sandboxes")["items"]:
-            httpx.delete(f"{self.url}/v1/sandboxes/{sandbox['id']}", headers=self._headers, timeout=60)
+            self._http.delete(f"/v1/sandboxes/{sandbox['id']}")
+        self._http.close()
         self._child.terminate()
         try:
             self._child.wait(ENDS_WITHIN)
@@ -79,10 +85,6 @@ class Server:
             self._child.kill()
             self._child.wait()
         shutil.rmtree(self.data, ignore_errors=True)
-
-    @property
-    def _headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.key}"}
 
     def _lend(self) -> None:
         """Templates are copied, their layers are not."""

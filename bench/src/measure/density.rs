@@ -3,6 +3,9 @@
 //! One target at a time. The weight is what `MemAvailable` is less than without them, before and after, divided by their number: pages of processes, of the kernel and of
 //! whatever serves them, but not pages of files that can be given back. Beside it stands what the control groups are charged, which
 //! counts files that were read first by one of them, and nothing of what serves them.
+//!
+//! A stop leaves the kernel work that goes on after it was answered, and the more live, the more of it: so another start is timed twice,
+//! when that is done and right after a stop.
 
 use std::time::Duration;
 
@@ -15,12 +18,15 @@ use crate::scenario::Density;
 use crate::target::Image;
 
 const START: &str = "another create and first exec";
+const AFTER_A_STOP: &str = "the same, right after a stop";
 const EXEC: &str = "exec in any of them";
 const FELL: &str = "memory for each, by MemAvailable";
 const CHARGED: &str = "memory for each, by control groups";
 const CREATES: &str = "creates until so many live";
 /// What starts have left to be done is done by then.
 const SETTLES: Duration = Duration::from_secs(3);
+/// What one stop has left is done by then.
+const RESTS: Duration = Duration::from_millis(200);
 /// The same sandboxes are chosen in every run.
 const SEED: u64 = 41;
 
@@ -53,7 +59,10 @@ pub(super) async fn run(work: &Density, targets: &[Shared]) -> Vec<Figure> {
     }
     // By what was measured, not by whom: targets stand side by side.
     figures.sort_by_key(|figure| {
-        ([START, EXEC, FELL, CHARGED, CREATES].iter().position(|what| *what == figure.what), figure.at)
+        (
+            [START, AFTER_A_STOP, EXEC, FELL, CHARGED, CREATES].iter().position(|what| *what == figure.what),
+            figure.at,
+        )
     });
     figures
 }
@@ -77,22 +86,11 @@ fn charged(target: &Shared, wanted: usize, live: &[String]) -> Figure {
 }
 
 async fn look(work: &Density, target: &Shared, wanted: usize, live: &[String]) -> Vec<Figure> {
-    let (mut starts, mut execs) = (Tally::default(), Tally::default());
+    let (mut rested, mut pressed, mut execs) = (Tally::default(), Tally::default(), Tally::default());
     for _ in 0..work.starts {
-        let made = timed(target.create(Image::Plain)).await;
-        let (made, create) = match made {
-            Ok(made) => made,
-            Err(failed) => {
-                starts.note(Err(failed));
-                continue;
-            }
-        };
-        starts.started(made.start);
-        if let Some(exec) = target.execs() {
-            let answered = timed(exec.exec(&made.handle)).await;
-            starts.note(answered.map(|((), took)| create + took));
-        }
-        let _ = target.stop(&made.handle).await;
+        tokio::time::sleep(RESTS).await;
+        start(target, &mut rested).await;
+        start(target, &mut pressed).await;
     }
     let mut sequence = Sequence::new(SEED);
     for _ in 0..work.execs {
@@ -102,8 +100,22 @@ async fn look(work: &Density, target: &Shared, wanted: usize, live: &[String]) -
         execs.note(timed(exec.exec(handle)).await.map(|((), took)| took));
     }
     let at = Some(wanted as u64);
-    [(START, starts), (EXEC, execs)]
+    [(START, rested), (AFTER_A_STOP, pressed), (EXEC, execs)]
         .into_iter()
         .map(|(what, tally)| Figure::times(what, at, target.name(), &tally))
         .collect()
+}
+
+/// One more, until its first exec is answered; and its stop.
+async fn start(target: &Shared, starts: &mut Tally) {
+    let (made, create) = match timed(target.create(Image::Plain)).await {
+        Ok(made) => made,
+        Err(failed) => return starts.note(Err(failed)),
+    };
+    starts.started(made.start);
+    if let Some(exec) = target.execs() {
+        let answered = timed(exec.exec(&made.handle)).await;
+        starts.note(answered.map(|((), took)| create + took));
+    }
+    let _ = target.stop(&made.handle).await;
 }

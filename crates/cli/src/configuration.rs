@@ -86,7 +86,8 @@ pub const VALUES: [(&str, &str); 19] = [
     (
         "domain",
         "The domain below which ports are reached, as `8000-SANDBOX.DOMAIN`: one of its own, which nothing else uses, with a \
-         certificate and a DNS record for all names below it. With `https://` in front if something else speaks TLS for it.",
+         certificate and a DNS record for all names below it. `api.DOMAIN` is the server itself. With `https://` in front if something \
+         else speaks TLS for it.",
     ),
     ("sandboxes_max", "The most sandboxes at once; more are refused with `capacity`."),
     ("memory_reserve_bytes", "Memory that stays free: below it, new sandboxes are refused with `capacity`."),

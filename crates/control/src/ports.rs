@@ -123,6 +123,10 @@ enum Going {
 /// Where a request is to go, if not to the API, and whether it may.
 async fn destined(parts: &mut Parts, platform: &Arc<Platform>) -> Answer<Option<Going>> {
     let host = authority(parts)?;
+    if let Some(value) = host.as_deref().and_then(|host| HeaderValue::from_str(host).ok()) {
+        // HTTP/2 has it elsewhere, and whoever reads it further on looks here.
+        parts.headers.entry(header::HOST).or_insert(value);
+    }
     let outside = Outside {
         encrypted: platform.ports.domain.encrypted().unwrap_or_else(|| is_encrypted(parts)),
         peer: parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip()),

@@ -441,6 +441,10 @@ impl Node {
     pub(crate) fn admit_ahead(&self, record: Record, making: Making) {
         let shared = &self.shared;
         let mut entries = shared.entries();
+        // Whoever closes the pool looks at the entries afterwards.
+        if shared.pool.is_closed() {
+            return;
+        }
         // How many may live is said of those that somebody has asked for.
         let room = Room { live: 0, ..shared.room(&entries) };
         let admitted = admission::admit(&shared.bounds, &room, &record.sandbox.limits);

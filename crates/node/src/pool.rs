@@ -10,6 +10,7 @@
 //! the reason that a start is: the record in which it runs and is somebody's is written in one step, and what a killed server leaves
 //! `starting` is removed by the next one. It is claimed once, by one project, and never comes back.
 
+mod deal;
 mod demand;
 
 use std::collections::{HashMap, VecDeque};
@@ -38,6 +39,7 @@ use crate::machine;
 use crate::plan::{Order, Plan};
 use crate::sandbox::Sandbox;
 use crate::template;
+use deal::{Want, deal};
 use demand::Demand;
 
 /// How long one is kept ready; its guest ends itself then, too. Until somebody claims it, it has no other time to live.
@@ -185,6 +187,11 @@ impl Pool {
             shelf.always = true;
         }
         self.changed.notify_one();
+    }
+
+    /// Whether nothing is made ahead any more.
+    pub fn is_closed(&self) -> bool {
+        self.shelves().closed
     }
 
     /// How its kinds are doing.
@@ -364,10 +371,17 @@ impl Node {
         !all.is_empty()
     }
 
-    /// Ends making sandboxes ahead, and removes those that are ready: the server ends. What is left, the next one removes.
+    /// Ends making sandboxes ahead, and removes what is nobody's: the server ends. What is left, the next one removes.
     pub async fn close_pool(&self) {
         self.shared.pool.shelves().closed = true;
-        self.make_room().await;
+        drop(self.shared.pool.clear());
+        // One that is still being made finds no shelf, and is removed then.
+        loop {
+            let is_left = |entry: &&Arc<Entry>| entry.record().pooled && !entry.shown().state.is_terminal();
+            let left = self.shared.entries().values().find(is_left).map(Arc::clone);
+            let Some(entry) = left else { return };
+            entry.until(SandboxState::is_terminal).await;
+        }
     }
 
     /// Makes what is wanted and removes what is not, for as long as there is this node.
@@ -394,12 +408,18 @@ impl Node {
         if *closed {
             return None;
         }
-        let mut memory_left = room.memory_bytes.min(shared.pool.memory_bytes);
+        let mut kinds: Vec<_> = of.iter_mut().collect();
+        let wants: Vec<_> = kinds
+            .iter_mut()
+            .map(|(kind, shelf)| Want {
+                count: shelf.wanted(now_ms, shared.pool.ready_least),
+                memory_bytes: shelf.each_bytes,
+                disk_bytes: kind.limits.disk_bytes,
+            })
+            .collect();
+        let dealt = deal(room.memory_bytes.min(shared.pool.memory_bytes), room.disk_bytes, &wants);
         let (mut missing, mut unwanted) = (Vec::new(), Vec::new());
-        for (kind, shelf) in of.iter_mut() {
-            let fits = u32::try_from(memory_left / shelf.each_bytes.max(1)).unwrap_or(u32::MAX);
-            let wanted = shelf.wanted(now_ms, shared.pool.ready_least).min(fits);
-            memory_left = memory_left.saturating_sub(u64::from(wanted) * shelf.each_bytes);
+        for ((kind, shelf), wanted) in kinds.into_iter().zip(dealt) {
             shelf.ready.retain(|ready| !ready.claims.is_closed());
             let ready = u32::try_from(shelf.ready.len()).unwrap_or(u32::MAX);
             unwanted.extend((wanted..ready).filter_map(|_| shelf.ready.pop_back()));
@@ -420,9 +440,6 @@ impl Node {
         }
         for kind in missing {
             let Ok(turn) = Arc::clone(&shared.pool.turns).try_acquire_owned() else { break };
-            if room.disk_bytes < kind.limits.disk_bytes {
-                continue;
-            }
             if let Some(shelf) = of.get_mut(&kind) {
                 shelf.making += 1;
             }
@@ -457,7 +474,7 @@ impl Node {
     }
 }
 
-/// What may be used for sandboxes that nobody has asked for yet.
+/// What may be used for sandboxes that nobody has asked for yet, those that are there included.
 struct PoolRoom {
     memory_bytes: u64,
     disk_bytes: u64,
@@ -469,7 +486,7 @@ impl Shared {
     fn pool_room(&self) -> PoolRoom {
         let (mut disks, mut memory) = (0, 0);
         for (kind, shelf) in &self.pool.shelves().of {
-            let count = shelf.ready.len() as u64;
+            let count = shelf.ready.len() as u64 + u64::from(shelf.making);
             disks += count * kind.limits.disk_bytes;
             memory += count * shelf.each_bytes;
         }
@@ -477,7 +494,7 @@ impl Shared {
         let spare = admission::memory_free_bytes().saturating_sub(self.bounds.memory_reserve_bytes);
         PoolRoom {
             memory_bytes: spare + memory,
-            disk_bytes: ((free + disks) / DISK_PART).saturating_sub(disks),
+            disk_bytes: (free + disks) / DISK_PART,
             is_busy: self.turns.are_scarce(),
         }
     }

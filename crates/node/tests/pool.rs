@@ -289,6 +289,20 @@ async fn what_is_ready_ends_with_the_server_or_with_the_next() {
 }
 
 #[tokio::test]
+async fn what_is_being_made_ends_with_the_server_too() {
+    let place = Place::new();
+    let node = place.node().await;
+    create(&node, "p").await.unwrap();
+    ready(&node, 1).await;
+    place.sim.faults(|faults| faults.start_delay = Duration::from_millis(300));
+    create(&node, "p").await.unwrap();
+    let making = async || pool(&node).making > 0;
+    until("one more being made", making).await;
+    node.close_pool().await;
+    assert_eq!(place.there().await.len(), 2, "only what was asked for is there");
+}
+
+#[tokio::test]
 async fn a_server_killed_at_any_moment_gives_each_to_one_and_loses_none() {
     let mut place = Place::new();
     place.sim.faults(|faults| faults.start_delay = Duration::from_millis(3));

@@ -12,6 +12,8 @@ use axum::http::uri::Authority;
 
 use crate::fault::Answer;
 
+/// Where clients look for the API that are told nothing but the domain: E2B's. No port has this name.
+const API_LABEL: &str = "api";
 /// The domain unless another is configured. Browsers and curl find what is below `localhost` on this machine, without DNS.
 const DEFAULT: &str = "sandbox.localhost";
 
@@ -93,6 +95,9 @@ impl Domain {
         else {
             return Named::Api;
         };
+        if label == API_LABEL {
+            return Named::Api;
+        }
         let named = label.split_once('-').and_then(|(port, sandbox)| {
             Some(Named::Port { port: api::ports::number(port).ok()?, sandbox: sandbox.parse().ok()? })
         });
@@ -165,6 +170,7 @@ mod tests {
             ("8000-SABC.Ports.Example.com.", port(8000, "sabc")),
             ("8000-sabc.ports.example.com:7070", port(8000, "sabc")),
             ("ports.example.com", Named::Api),
+            ("api.ports.example.com", Named::Api),
             ("xports.example.com", Named::Api),
             ("8000-sabc.ports.example.com.evil.com", Named::Api),
             ("127.0.0.1:7070", Named::Api),
@@ -177,7 +183,8 @@ mod tests {
             ("8000-.ports.example.com", Named::Nothing),
             ("8000-sabc.a.ports.example.com", Named::Nothing),
             ("a.8000-sabc.ports.example.com", Named::Nothing),
-            ("api.ports.example.com", Named::Nothing),
+            ("api.api.ports.example.com", Named::Nothing),
+            ("8000-api.ports.example.com", port(8000, "api")),
             ("8000-s_abc.ports.example.com", Named::Nothing),
         ] {
             assert_eq!(domain.named(host), named, "{host}");
