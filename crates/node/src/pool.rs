@@ -326,8 +326,11 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if let Some(ready) = self.ready.take()
-            && let Some(shelf) = self.shared.pool.shelves().of.get_mut(&self.kind)
+        let Some(ready) = self.ready.take() else { return };
+        let mut shelves = self.shared.pool.shelves();
+        // Where nothing is wanted any more it goes with its claim.
+        if !shelves.closed
+            && let Some(shelf) = shelves.of.get_mut(&self.kind)
         {
             shelf.ready.push_front(ready);
         }
@@ -380,7 +383,8 @@ impl Node {
             let is_left = |entry: &&Arc<Entry>| entry.record().pooled && !entry.shown().state.is_terminal();
             let left = self.shared.entries().values().find(is_left).map(Arc::clone);
             let Some(entry) = left else { return };
-            entry.until(SandboxState::is_terminal).await;
+            // Or it is somebody's: a claim may have been on its way.
+            entry.until(|state| state.is_terminal() || state == SandboxState::Running).await;
         }
     }
 

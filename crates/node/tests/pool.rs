@@ -303,6 +303,32 @@ async fn what_is_being_made_ends_with_the_server_too() {
 }
 
 #[tokio::test]
+async fn a_claim_that_is_on_its_way_when_the_server_ends_is_given_or_gone() {
+    for given in [true, false] {
+        let place = Place::new();
+        let node = place.node().await;
+        create(&node, "p").await.unwrap();
+        ready(&node, 1).await;
+        let order = order("p");
+        let claim = node.claim(&order, node.plan(&order).unwrap()).unwrap();
+        let closing = tokio::spawn({
+            let node = node.clone();
+            async move { node.close_pool().await }
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!closing.is_finished(), "it is waited for");
+        if given {
+            let id = claim.id().clone();
+            assert_eq!(node.create(&id, &order, Some(claim)).await.unwrap().start, Start::Warm);
+        } else {
+            drop(claim);
+        }
+        tokio::time::timeout(WITHIN, closing).await.unwrap().unwrap();
+        assert_eq!(place.there().await.len(), 1 + usize::from(given));
+    }
+}
+
+#[tokio::test]
 async fn a_server_killed_at_any_moment_gives_each_to_one_and_loses_none() {
     let mut place = Place::new();
     place.sim.faults(|faults| faults.start_delay = Duration::from_millis(3));
