@@ -1,13 +1,13 @@
-# For people whose tools call make: the same as `belljar build-sandbox`, `sandbox-status` and `sandbox-test`, each of which fails if
+# For people whose tools call make: the same as `bellglass build-sandbox`, `sandbox-status` and `sandbox-test`, each of which fails if
 # something is wrong. Everything else is in the justfile.
-#   make build-sandbox TEMPLATE=python BELLJAR='sudo belljar'
-BELLJAR ?= belljar
+#   make build-sandbox TEMPLATE=python BELLGLASS='sudo bellglass'
+BELLGLASS ?= bellglass
 TEMPLATE ?= interpreter
 
 .PHONY: build-sandbox sandbox-status sandbox-test
 build-sandbox:
-	$(BELLJAR) build-sandbox $(TEMPLATE)
+	$(BELLGLASS) build-sandbox $(TEMPLATE)
 sandbox-status:
-	$(BELLJAR) sandbox-status
+	$(BELLGLASS) sandbox-status
 sandbox-test:
-	$(BELLJAR) sandbox-test $(TEMPLATE)
+	$(BELLGLASS) sandbox-test $(TEMPLATE)

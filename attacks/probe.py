@@ -68,5 +68,29 @@ def in_child(thing, act):
     say(thing, result)
 
 
+def exhaust(take, most):
+    """`exhaust [COUNT]`: takes until it is refused or has so many, says so, and goes on trying until it is ended. `probe`: takes one."""
+    if sys.argv[1] == "probe":
+        attempt("probe", take)
+        os._exit(0)
+    kept, answer = [], "all"
+    limit = int(sys.argv[2]) if len(sys.argv) > 2 else most
+    while len(kept) < limit:
+        try:
+            kept.append(take())
+        except OSError as error:
+            answer = name(error.errno)
+            break
+    print("took", len(kept))
+    print("answer", answer)
+    print("ready", flush=True)
+    while True:
+        try:
+            if len(kept) < limit:
+                kept.append(take())
+        except OSError:
+            pass
+
+
 def done():
     sys.exit(42 if through else 0)

@@ -3,7 +3,7 @@
     python3 -m venv compat-venv && compat-venv/bin/pip install -r compat/requirements.txt
     sudo -E compat-venv/bin/pytest compat
 
-`BELLJAR_BINARY` names its program, `BELLJAR_TEST_DATA` a data directory whose templates are lent to it.
+`BELLGLASS_BINARY` names its program, `BELLGLASS_TEST_DATA` a data directory whose templates are lent to it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import httpx
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BINARY = Path(os.environ.get("BELLJAR_BINARY", ROOT / "target/tried/belljar"))
-TEMPLATES = Path(os.environ.get("BELLJAR_TEST_DATA", "/var/tmp/belljar-test"))
+BINARY = Path(os.environ.get("BELLGLASS_BINARY", ROOT / "target/tried/bellglass"))
+TEMPLATES = Path(os.environ.get("BELLGLASS_TEST_DATA", "/var/tmp/bellglass-test"))
 SETS = ("analysis", "python")
 """Tool sets whose templates may not have been built; `interpreter` then stands in, which has more in it."""
 ENDS_WITHIN = 30
@@ -34,7 +34,7 @@ class Server:
     def __init__(self, certificate: Path | None = None, **config: str) -> None:
         """A server with these lines of configuration, whose certificate is to be trusted if it has one."""
         self.binary = BINARY
-        self.data = Path(tempfile.mkdtemp(prefix="belljar-compat-"))
+        self.data = Path(tempfile.mkdtemp(prefix="bellglass-compat-"))
         # Processes of sandboxes walk through it.
         self.data.chmod(0o711)
         self._lend()
@@ -49,7 +49,7 @@ class Server:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")},
+                env={name: value for name, value in os.environ.items() if not name.startswith("BELLGLASS_")},
             )
         self.url = self._address()
         self.key = first_key.read_text().strip()
@@ -101,8 +101,8 @@ class Server:
     def _address(self) -> str:
         assert self._child.stdout is not None
         for line in self._child.stdout:
-            if line.startswith("belljar serves "):
-                return line.removeprefix("belljar serves ").strip()
+            if line.startswith("bellglass serves "):
+                return line.removeprefix("bellglass serves ").strip()
         self._child.wait()
         raise AssertionError((self.data / "serve.log").read_text())
 

@@ -1,4 +1,4 @@
-"""Environments of others' packages, each of its own: made once below `BELLJAR_TEST_DATA`, and kept.
+"""Environments of others' packages, each of its own: made once below `BELLGLASS_TEST_DATA`, and kept.
 
 What a test process itself imports is in `requirements.txt`. These are for programs that run beside it, several releases of one
 package among them.
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-KEPT = Path(os.environ.get("BELLJAR_TEST_DATA", "/var/tmp/belljar-test"))
+KEPT = Path(os.environ.get("BELLGLASS_TEST_DATA", "/var/tmp/bellglass-test"))
 INSTALLS_WITHIN = 900
 """The largest brings some hundred megabytes from a registry that may be slow."""
 
@@ -22,8 +22,8 @@ def python(name: str, *packages: str) -> Path:
     home = KEPT / name
     program = home / "bin" / "python"
     if not _is_made(home, packages):
-        _run(sys.executable, "-m", "venv", home)
-        _run(program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
+        run(sys.executable, "-m", "venv", home)
+        run(program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
         _made(home, packages)
     return program
 
@@ -35,7 +35,7 @@ def javascript(name: str, *packages: str) -> Path:
         home.mkdir(parents=True)
         # Otherwise npm takes the next directory above that has one for the place to install to.
         (home / "package.json").write_text('{"private": true}\n')
-        _run(beside("npm"), "install", "--no-audit", "--no-fund", "--save-exact", "--prefix", home, *packages)
+        run(beside("npm"), "install", "--no-audit", "--no-fund", "--save-exact", "--prefix", home, *packages)
         _made(home, packages)
     return home
 
@@ -69,7 +69,8 @@ def _made(home: Path, packages: tuple[str, ...]) -> None:
     (home / "wanted").write_text("\n".join(packages))
 
 
-def _run(*words: str | Path) -> None:
+def run(*words: str | Path, at: Path | None = None, env: dict[str, str] | None = None, code: int = 0) -> str:
+    """Runs a program, checks its exit code, and returns its output. By default it gets the variables of this process."""
     # npm is a program for `node`, which stands beside it.
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     done = subprocess.run(
@@ -78,7 +79,9 @@ def _run(*words: str | Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=INSTALLS_WITHIN,
-        env={**os.environ, "PATH": path},
+        cwd=at,
+        env=env or {**os.environ, "PATH": path},
         check=False,
     )
-    assert done.returncode == 0, f"{' '.join(map(str, words))}\n{done.stdout}"
+    assert done.returncode == code, f"{' '.join(map(str, words))}\n{done.stdout}"
+    return done.stdout

@@ -36,8 +36,8 @@ class Cook:
             "PATH": os.environ["PATH"],
             "HOME": str(self.directory),
             "PYTHONPATH": str(ROOT / "sdk/python/src"),
-            "BELLJAR_SERVER": self.server.url,
-            "BELLJAR_KEY": self.server.key,
+            "BELLGLASS_SERVER": self.server.url,
+            "BELLGLASS_API_KEY": self.server.key,
             **model.environment(),
         }
         ran = subprocess.run(
@@ -78,7 +78,7 @@ def test_openai_loop_mends_a_script_and_answers(cook: Cook) -> None:
         Turn(
             "I will write it down first.",
             [Call("execute_python", {"script": primes + "open('sum', 'w').write(str(sum(foud)))"})],
-            heard("are no JSON", "Call it again with a JSON object"),
+            heard("are not valid JSON", "Call it again with a JSON object"),
         ),
         Turn(
             calls=[
@@ -225,7 +225,7 @@ def test_csv_analysis_that_gives_up_leaves_nothing_behind(cook: Cook) -> None:
     fail = Call("sandbox_exec", {"command": ["python", "-c", "raise SystemExit('it does not work')"]})
     with Model([Turn(calls=[fail])] * 5, cook.server.tools("analysis", "openai")) as model:
         ran = cook.run("csv_analysis.py", model, "Which region earns most?", "results", "sales.csv")
-    assert ran.returncode == 1 and ran.stderr.endswith("5 runs failed in a row; the last one said:\nit does not work\n\n")
+    assert ran.returncode == 1 and ran.stderr.endswith("5 runs failed in a row; the last error was:\nit does not work\n\n")
     cook.ended(runs=5)
 
 

@@ -16,7 +16,7 @@ import test_e2b
 from conftest import Server
 from names import Names
 
-DOMAIN = "belljar.test"
+DOMAIN = "bellglass.test"
 SCENARIOS = (
     "commands_foreground",
     "commands_output_comes_while_they_run",
@@ -38,7 +38,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for all names below the domain, which is its own authority. Its key lies beside it."""
     made = tmp_path_factory.mktemp("tls") / "tls.pem"
     names = f"subjectAltName=DNS:{DOMAIN},DNS:*.{DOMAIN},IP:127.0.0.1"
-    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=belljar".split()
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=bellglass".split()
     words += ["-addext", names, "-addext", "basicConstraints=critical,CA:FALSE"]
     subprocess.run([*words, "-keyout", made.with_suffix(".key"), "-out", made], check=True, capture_output=True)
     return made

@@ -1,4 +1,4 @@
-"""Belljar's tools through unmodified MCP clients: the official Python package and the official inspector."""
+"""Bellglass's tools through unmodified MCP clients: the official Python package and the official inspector."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 HERE = Path(__file__).parent
 #: It needs a Node that `requirements.txt` brings.
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
-KEPT = Path(os.environ.get("BELLJAR_TEST_DATA", "/var/tmp/belljar-test"))
+KEPT = Path(os.environ.get("BELLGLASS_TEST_DATA", "/var/tmp/bellglass-test"))
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 3, 2])\nopen('table.csv', 'w').write('a,b\\n')\nprint('drawn')"
 SLOW = "import time\nfor n in range(300):\n    print('tick', n, flush=True)\n    time.sleep(0.1)"
 
@@ -26,8 +26,8 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         {"do": "resources"},
         {"do": "call", "tool": "execute_python_code", "arguments": {"code": PLOT}},
         {"do": "resources"},
-        {"do": "read", "uri": "belljar://artifacts/table.csv"},
-        {"do": "read", "uri": "belljar://artifacts/figure_1.png"},
+        {"do": "read", "uri": "bellglass://artifacts/table.csv"},
+        {"do": "read", "uri": "bellglass://artifacts/figure_1.png"},
         {"do": "call", "tool": "execute_python_code", "arguments": {"code": "raise ValueError('no')"}},
         {"do": "call", "tool": "execute_python_code", "arguments": {}},
         {"do": "call", "tool": "nonexistent", "fails": True},
@@ -57,7 +57,7 @@ def reports(words: list[str], plan: list[dict[str, Any]], directory: Path, serve
     path = directory / "plan.json"
     path.write_text(json.dumps(plan))
     command = [sys.executable, str(HERE / "mcp" / "client.py"), "--plan", str(path), *words]
-    environment = {**os.environ, "BELLJAR_SERVER": server.url, "BELLJAR_KEY": server.key}
+    environment = {**os.environ, "BELLGLASS_SERVER": server.url, "BELLGLASS_API_KEY": server.key}
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -76,7 +76,7 @@ def test_code_runs_and_shows_and_can_be_cancelled(server: Any, way: str, tmp_pat
     connect, tools, none, plot, resources, table, figure, failed, wrong, unknown, slow, cancelled, after, _ = reports(
         ways(server, "interpreter")[way], PLANS["interpreter"], tmp_path, server
     )
-    assert connect["server"]["name"] == "belljar"
+    assert connect["server"]["name"] == "bellglass"
     assert connect["instructions"].startswith("## CODE INTERPRETER")
     assert tools["tools"] == ["execute_python_code"]
     assert none["resources"] == []
@@ -86,8 +86,8 @@ def test_code_runs_and_shows_and_can_be_cancelled(server: Any, way: str, tmp_pat
     assert "base64" not in content[0]["text"], "a model cannot read a picture as text"
     assert plot["result"]["structuredContent"]["stdout"] == "drawn\n"
     links = [block["uri"] for block in content if block["type"] == "resource_link"]
-    assert "belljar://artifacts/table.csv" in links
-    assert "belljar://artifacts/figure_1.png" in [one["uri"] for one in resources["resources"]]
+    assert "bellglass://artifacts/table.csv" in links
+    assert "bellglass://artifacts/figure_1.png" in [one["uri"] for one in resources["resources"]]
     assert table["contents"][0]["text"] == "a,b\n"
     assert figure["contents"][0]["blob"].startswith("iVBOR")
     assert failed["result"]["isError"] and "ValueError: no" in failed["result"]["content"][0]["text"]
@@ -151,7 +151,7 @@ def test_the_inspector_lists_and_calls(server: Any, way: str) -> None:
         if way == "http":
             target = [f"{server.url}/mcp?set=interpreter", "--transport", "http", "--header", f"Authorization: Bearer {server.key}"]
         else:
-            target = ["-e", f"BELLJAR_SERVER={server.url}", "-e", f"BELLJAR_KEY={server.key}", str(server.binary), "mcp"]
+            target = ["-e", f"BELLGLASS_SERVER={server.url}", "-e", f"BELLGLASS_API_KEY={server.key}", str(server.binary), "mcp"]
         command = [str(inspector()), "--cli", *target, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr

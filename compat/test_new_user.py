@@ -1,6 +1,6 @@
 """A new user's path: a wheel, one command, six lines, and a plot is on the disk. Timed.
 
-The one command makes the template. Here its layers are there already, so that what is timed is Belljar and not Debian's mirrors.
+The one command makes the template. Here its layers are there already, so that what is timed is Bellglass and not Debian's mirrors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conftest import BINARY, ROOT, TEMPLATES
 
 #: What a user writes.
 LINES = """\
-from belljar import Sandbox
+from bellglass import Sandbox
 
 with Sandbox.create("interpreter") as sandbox:
     ran = sandbox.run_code("import matplotlib.pyplot as plt; plt.plot([1, 4, 9])")
@@ -68,7 +68,7 @@ def test_root_has_a_plot_natively(wheel: Path, home: Path) -> None:
     for known in ("builds",):
         if (TEMPLATES / known).is_dir():
             shutil.copytree(TEMPLATES / known, data / known)
-    environment = {"HOME": str(home), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "BELLJAR_DATA": str(data)}
+    environment = {"HOME": str(home), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "BELLGLASS_DATA": str(data)}
     seconds = first_plot(wheel, home, environment, lambda words: words, ["template", "build", "interpreter"])
     notebook(home, environment)
     print(f"\nfirst plot, natively: {seconds}")
@@ -117,7 +117,7 @@ def first_plot(
 
     step("venv", ["/usr/bin/python3", "-m", "venv", "venv"])
     step("pip", ["venv/bin/pip", "install", "--quiet", "--disable-pip-version-check", str(wheel)])
-    step("command", ["venv/bin/belljar", *command])
+    step("command", ["venv/bin/bellglass", *command])
     (home / "first.py").write_text(LINES)
     step("plot", ["venv/bin/python", "first.py"])
     assert (home / "plot.png").read_bytes().startswith(b"\x89PNG")
@@ -131,7 +131,7 @@ def notebook(home: Path, environment: dict[str, str]) -> None:
     install = ["venv/bin/pip", "install", "--quiet", "--disable-pip-version-check", "nbconvert", "ipykernel"]
     subprocess.run(install, cwd=home, env=environment, check=True, timeout=300)
     cells = [
-        "from belljar import Sandbox\nsandbox = Sandbox.create('interpreter')",
+        "from bellglass import Sandbox\nsandbox = Sandbox.create('interpreter')",
         "sandbox.run_code('import matplotlib.pyplot as plt; plt.plot([1, 4, 9])')",
         "sandbox.run_code('import pandas as pd; pd.DataFrame({\"a\": [1, 2]})')",
         "sandbox.stop()",

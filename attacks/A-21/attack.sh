@@ -2,8 +2,8 @@
 try() { name=$1; shift; if "$@" >/dev/null 2>&1; then echo "THROUGH $name"; else echo "held $name"; fi; }
 try mount mount -t tmpfs none /mnt
 try bind mount --bind /etc /mnt
-try guest sh -c 'echo x > /.belljar/guest'
-try channel touch /.belljar/channel/planted
+try guest sh -c 'echo x > /.bellglass/guest'
+try channel touch /.bellglass/channel/planted
 try disk sh -c 'mknod /dev/sda b 8 0 && cat /dev/sda'
 try device mknod /srv/null c 1 3
 try trace python3 -c 'import ctypes,sys; sys.exit(ctypes.CDLL(None).ptrace(16, 1, 0, 0) != 0)'

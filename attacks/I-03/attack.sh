@@ -2,7 +2,7 @@
 version=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 site=$HOME/.local/lib/python$version/site-packages
 mkdir -p "$site" "$HOME/.local/bin" "$HOME/.config/matplotlib" "$HOME/.ipython/profile_default/startup" /workspace /tmp/planted
-line='import os; open("/tmp/planted/%d-%s" % (os.getuid(), os.environ.get("BELLJAR_UID", "code")), "a").close()'
+line='import os; open("/tmp/planted/%d-%s" % (os.getuid(), os.environ.get("BELLGLASS_UID", "code")), "a").close()'
 for place in "$site/usercustomize.py" "$site/sitecustomize.py" /workspace/sitecustomize.py /workspace/json.py /workspace/ctypes.py /workspace/IPython.py \
   /workspace/encodings.py /tmp/sitecustomize.py "$HOME/.ipython/profile_default/startup/00.py" "$HOME/.ipython/profile_default/ipython_config.py"; do
   echo "$line" > "$place"

@@ -19,7 +19,7 @@ for entry in filter(str.isdigit, os.listdir("/proc")):
         handles[who] = os.open(path, os.O_PATH)
     except OSError as error:
         say("hold " + who, name(error.errno))
-for path in ("/.belljar/guest", "/proc/1/root/.belljar/guest", "/proc/1/map_files"):
+for path in ("/.bellglass/guest", "/proc/1/root/.bellglass/guest", "/proc/1/map_files"):
     in_child(path, lambda: os.open(path, os.O_RDWR))
 if victim:
     victim.wait()

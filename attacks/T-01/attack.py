@@ -19,7 +19,7 @@ def plant(act):
 
 
 plant(lambda: os.symlink("/etc/passwd", "linked.csv"))
-plant(lambda: os.symlink("/.belljar", "guest"))
+plant(lambda: os.symlink("/.bellglass", "guest"))
 plant(lambda: os.symlink("..", "up"))
 plant(lambda: os.mkfifo("waits.csv"))
 plant(lambda: socket.socket(socket.AF_UNIX).bind("socket.csv"))

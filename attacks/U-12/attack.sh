@@ -3,10 +3,10 @@ try() { name=$1; shift; if "$@" >/dev/null 2>&1; then echo "THROUGH $name"; else
 echo lawful > /srv/lawful
 try mount mount -t tmpfs none /mnt
 try bind mount --bind /etc /mnt
-try remount mount -o remount,rw /.belljar/upper
-try upper touch /.belljar/upper/planted
-try guest sh -c 'echo x > /.belljar/guest'
-try channel touch /.belljar/channel/planted
+try remount mount -o remount,rw /.bellglass/upper
+try upper touch /.bellglass/upper/planted
+try guest sh -c 'echo x > /.bellglass/guest'
+try channel touch /.bellglass/channel/planted
 try spool sh -c 'mknod /dev/sda b 8 0 && cat /dev/sda'
 try device mknod /srv/null c 1 3
 try whiteout mknod /srv/white c 0 0
@@ -20,7 +20,7 @@ try hostname hostname evil
 try trusted python3 -c 'import os; os.setxattr("/srv", "trusted.overlay.opaque", b"y")'
 try attribute python3 -c 'import os; os.setxattr("/bin/true", "security.capability", bytes.fromhex("0100000200000000000000000000000000000000"))'
 try raw python3 -c 'import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)'
-try outside curl -sS --max-time 5 http://packages.belljar/python/simple/idna/ --fail
+try outside curl -sS --max-time 5 http://packages.bellglass/python/simple/idna/ --fail
 # What may be done, and must not last.
 python3 -c 'import os; os.setxattr("/etc", "user.overlay.opaque", b"y"); os.setxattr("/srv/lawful", "user.own", b"y")'
 cp /bin/true /srv/root-shell; chmod 6755 /srv/root-shell

@@ -1,4 +1,4 @@
-//! `bench`: Belljar beside other ways to run untrusted code, by scenarios that are data.
+//! `bench`: Bellglass beside other ways to run untrusted code, by scenarios that are data.
 //!
 //! | module | holds |
 //! |---|---|
@@ -52,7 +52,7 @@ const CLOSES_WITHIN: Duration = Duration::from_secs(180);
 /// Enough to tell runs apart that are on one machine.
 const NAME_LENGTH: usize = 12;
 
-/// Measures Belljar beside other ways to run untrusted code
+/// Measures Bellglass beside other ways to run untrusted code
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -119,20 +119,20 @@ struct Run {
 
 async fn bench(arguments: &Arguments, plan: &Plan) -> Result<(), String> {
     std::fs::create_dir_all(&arguments.out)
-        .map_err(|error| format!("cannot make {}: {error}", arguments.out.display()))?;
+        .map_err(|error| format!("cannot create {}: {error}", arguments.out.display()))?;
     let mut run = Run::new()?;
     let interrupted = tokio::select! {
         () = run.measure(arguments, plan) => false,
         () = told_to_end() => true,
     };
-    eprintln!("bench: ends what it started");
+    eprintln!("bench: stopping the targets");
     run.close().await;
     run.report.write(&arguments.out)?;
     println!("{}", arguments.out.join("report.md").display());
     if interrupted {
-        return Err("interrupted; the report holds what was measured before".into());
+        return Err("interrupted; the report contains the measurements completed before".into());
     }
-    if run.report.targets.is_empty() { Err("no target is there".into()) } else { Ok(()) }
+    if run.report.targets.is_empty() { Err("no target is available".into()) } else { Ok(()) }
 }
 
 /// Waits for Ctrl-C, or for whoever ends processes otherwise.
@@ -150,13 +150,13 @@ async fn told_to_end() {
 impl Run {
     fn new() -> Result<Self, String> {
         let name = random::name().map_err(|failure| failure.to_string())?;
-        let scratch = tempfile::Builder::new().prefix("belljar-bench").tempdir();
-        let scratch = scratch.map_err(|error| format!("cannot make a scratch directory: {error}"))?;
+        let scratch = tempfile::Builder::new().prefix("bellglass-bench").tempdir();
+        let scratch = scratch.map_err(|error| format!("cannot create a scratch directory: {error}"))?;
         Ok(Self {
             name: name.chars().take(NAME_LENGTH).collect(),
             report: Report::new(Machine::look()),
             targets: Vec::new(),
-            rootfs: Err("not looked for".into()),
+            rootfs: Err("templates were not searched for".into()),
             scratch,
         })
     }
@@ -167,12 +167,12 @@ impl Run {
             |name: &&str| arguments.targets.is_empty() || arguments.targets.iter().any(|one| one == name);
         let wanted: Vec<&'static str> = NAMES.into_iter().filter(is_wanted).collect();
         if wanted.iter().any(|name| target::needs_templates(name)) {
-            eprintln!("bench: looks for templates");
-            let found = Rootfs::find(&target::belljar::binary(), self.scratch.path()).await;
+            eprintln!("bench: looking for templates");
+            let found = Rootfs::find(&target::bellglass::binary(), self.scratch.path()).await;
             self.rootfs = found.map_err(|failure| failure.to_string());
         }
         for name in wanted {
-            eprintln!("bench: prepares {name}");
+            eprintln!("bench: preparing {name}");
             self.open(name, Duration::from_secs(plan.deadline_s)).await;
         }
         for scenario in &plan.scenario {
@@ -192,7 +192,7 @@ impl Run {
         match target::open(name, &place).await {
             Ok(target) => self.targets.push(Arc::from(target)),
             Err(failure) => {
-                eprintln!("bench: {name} is left out: {failure}");
+                eprintln!("bench: skipping {name}: {failure}");
                 self.report.left_out.push(LeftOut { name, why: failure.to_string() });
             }
         }
@@ -203,7 +203,7 @@ impl Run {
     async fn close(&mut self) {
         for target in &self.targets {
             if tokio::time::timeout(CLOSES_WITHIN, target.close()).await.is_err() {
-                eprintln!("bench: {} could not be ended", target.name());
+                eprintln!("bench: could not stop {}", target.name());
             }
         }
         self.report.machine.load_after = machine::load();

@@ -87,12 +87,12 @@ fn example() -> Report {
     failing.note(Err((refused, Duration::ZERO)));
     failing.starts.insert("warm".into(), 3);
     let figures = vec![
-        Figure::times("create alone", Some(1), "belljar", &tally(20)),
+        Figure::times("create alone", Some(1), "bellglass", &tally(20)),
         Figure::times("create alone", Some(1), "runc", &tally(10)),
-        Figure::times("create alone", Some(10), "belljar", &failing),
+        Figure::times("create alone", Some(10), "bellglass", &failing),
         Figure::unsupported("create alone", Some(10), "runc"),
-        Figure::value("memory for each", Some(10), "belljar", (2.5 * 1024.0 * 1024.0, Unit::Bytes)),
-        Figure::value("lives in a second", None, "runc", (12.34, Unit::PerSecond)),
+        Figure::value("memory for each", Some(10), "bellglass", (2.5 * 1024.0 * 1024.0, Unit::Bytes)),
+        Figure::value("lifecycles per second", None, "runc", (12.34, Unit::PerSecond)),
     ];
     let outcome = Outcome {
         name: "create".into(),
@@ -105,7 +105,7 @@ fn example() -> Report {
     };
     let facts = BTreeMap::from([("version".to_owned(), "1.2".to_owned())]);
     Report {
-        targets: vec![Measured { name: "belljar", facts }],
+        targets: vec![Measured { name: "bellglass", facts }],
         left_out: vec![LeftOut { name: "e2b", why: "no E2B_API_KEY".into() }],
         scenarios: vec![outcome],
         ..Report::new(Machine::look())

@@ -1,6 +1,6 @@
-//! The root file systems that targets on this machine share, so that the same files are compared: those of Belljar's templates.
+//! The root file systems that targets on this machine share, so that the same files are compared: those of Bellglass's templates.
 //!
-//! They are read where `BELLJAR_TEMPLATES` says, which is a data directory of Belljar's; without it they are built, once, in one that is
+//! They are read where `BELLGLASS_TEMPLATES` says, which is a data directory of Bellglass's; without it they are built, once, in one that is
 //! kept ([`KEPT`]). A template is a number of layers. What knows no layers is shown them as one directory, by an overlay.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::process;
 use crate::target::{Failure, Image};
 
 /// Where templates are kept that nobody else has built.
-pub const KEPT: &str = "/var/tmp/belljar-bench";
+pub const KEPT: &str = "/var/tmp/bellglass-bench";
 /// The template with the data stack installs some hundred megabytes.
 const BUILT_WITHIN: Duration = Duration::from_secs(900);
 /// A mount takes milliseconds.
@@ -56,7 +56,7 @@ struct Mounted(PathBuf);
 impl Rootfs {
     /// Finds the templates, or builds them.
     pub async fn find(binary: &Path, scratch: &Path) -> Result<Self, Failure> {
-        let given = std::env::var_os("BELLJAR_TEMPLATES").map(PathBuf::from);
+        let given = std::env::var_os("BELLGLASS_TEMPLATES").map(PathBuf::from);
         let data = given.clone().unwrap_or_else(|| KEPT.into());
         for image in [Image::Plain, Image::Data] {
             let name = template(image);
@@ -109,14 +109,14 @@ impl Root {
 
     async fn mount(data: &Path, name: &str, scratch: &Path) -> Result<Self, Failure> {
         let missing = || {
-            let fix = format!("build it: belljar --data {} template build {name}", data.display());
+            let fix = format!("build it: bellglass --data {} template build {name}", data.display());
             Failure::new("no_templates", format!("no template `{name}` in {}; {fix}", data.display()))
         };
         let record = record(data, name).ok_or_else(missing)?;
         let directory = scratch.join(name);
         let [top, work] = ["upper", "work"].map(|kind| scratch.join(format!("{name}.{kind}")));
         for directory in [&directory, &top, &work] {
-            std::fs::create_dir_all(directory).map_err(|error| cannot("make", directory, &error))?;
+            std::fs::create_dir_all(directory).map_err(|error| cannot("create", directory, &error))?;
         }
         std::fs::set_permissions(&top, std::fs::Permissions::from_mode(0o755))
             .map_err(|error| cannot("change", &top, &error))?;

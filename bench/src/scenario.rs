@@ -6,7 +6,7 @@
 //! [[scenario]]
 //! name = "create"
 //! about = "From the request until the first exec is answered"
-//! targets = ["belljar", "runc"]        # all that are there, if nothing is said
+//! targets = ["bellglass", "runc"]        # all that are there, if nothing is said
 //! work.create = { at_once = [1, 10], samples = 50 }
 //! ```
 //!
@@ -179,13 +179,13 @@ impl Plan {
     pub fn parse(text: &str) -> Result<Self, String> {
         let plan: Self = toml::from_str(text).map_err(|error| error.to_string())?;
         if !(1..=SECONDS_MAX).contains(&plan.deadline_s) {
-            return Err("deadline_s is no time that an operation could take".into());
+            return Err("deadline_s is out of range".into());
         }
         let mut names = BTreeSet::new();
         for scenario in &plan.scenario {
             scenario.check().map_err(|why| format!("scenario `{}`: {why}", scenario.name))?;
             if !names.insert(&scenario.name) {
-                return Err(format!("scenario `{}` is there twice", scenario.name));
+                return Err(format!("scenario `{}` is defined twice", scenario.name));
             }
         }
         if names.is_empty() { Err("no scenario".into()) } else { Ok(plan) }
@@ -198,7 +198,7 @@ impl Plan {
     pub fn only(mut self, names: &[String]) -> Result<Self, String> {
         let known: Vec<&str> = self.scenario.iter().map(|one| one.name.as_str()).collect();
         if let Some(name) = names.iter().find(|name| !known.contains(&name.as_str())) {
-            return Err(format!("no scenario `{name}`; there are {}", known.join(", ")));
+            return Err(format!("no scenario `{name}`; known scenarios: {}", known.join(", ")));
         }
         if !names.is_empty() {
             self.scenario.retain(|scenario| names.contains(&scenario.name));
@@ -215,7 +215,7 @@ impl Scenario {
 
     fn check(&self) -> Result<(), String> {
         if let Some(name) = self.targets.iter().find(|name| !NAMES.contains(&name.as_str())) {
-            return Err(format!("no target `{name}`; there are {}", NAMES.join(", ")));
+            return Err(format!("no target `{name}`; known targets: {}", NAMES.join(", ")));
         }
         match &self.work {
             Work::Create(Create { at_once, samples, .. }) | Work::Exec(Exec { at_once, samples }) => {
@@ -225,14 +225,14 @@ impl Scenario {
             Work::Code(code) => count("samples", code.samples),
             Work::Files(files) => {
                 if files.bytes.is_empty() || files.bytes.iter().any(|bytes| *bytes > BYTES_MAX) {
-                    return Err(format!("bytes: give sizes of at most {BYTES_MAX}"));
+                    return Err(format!("bytes: use sizes of at most {BYTES_MAX}"));
                 }
                 count("samples", files.samples)
             }
             Work::Density(density) => {
                 counts("live", &density.live, LIVE_MAX)?;
                 if !density.live.is_sorted() {
-                    return Err("live: the sizes have to ascend".into());
+                    return Err("live: the sizes must be in ascending order".into());
                 }
                 count("execs", density.execs)
             }
@@ -253,10 +253,10 @@ impl Load {
         seconds("seconds", self.seconds)?;
         seconds("calibrate_s", self.calibrate_s)?;
         if self.percent.is_empty() || self.percent.iter().any(|percent| !(1..=1000).contains(percent)) {
-            return Err("percent: give shares from 1 to 1000".into());
+            return Err("percent: use values from 1 to 1000".into());
         }
         if self.mix.total() == 0 {
-            return Err("mix: nothing is to be done".into());
+            return Err("mix: all weights are 0".into());
         }
         Ok(())
     }
@@ -275,13 +275,13 @@ fn count(name: &str, value: usize) -> Result<(), String> {
 
 fn counts(name: &str, values: &[usize], most: usize) -> Result<(), String> {
     if values.is_empty() || values.iter().any(|value| !(1..=most).contains(value)) {
-        return Err(format!("{name}: give numbers from 1 to {most}"));
+        return Err(format!("{name}: use numbers from 1 to {most}"));
     }
     Ok(())
 }
 
 fn seconds(name: &str, value: u64) -> Result<(), String> {
-    if (1..=SECONDS_MAX).contains(&value) { Ok(()) } else { Err(format!("{name} is no time to measure for")) }
+    if (1..=SECONDS_MAX).contains(&value) { Ok(()) } else { Err(format!("{name} is out of range")) }
 }
 
 #[cfg(test)]
@@ -322,12 +322,12 @@ mod tests {
         let plan = Plan::parse(crate::QUICK).unwrap();
         let chosen = plan.clone().only(&["exec".into()]).unwrap();
         assert_eq!(chosen.scenario.len(), 1);
-        assert!(plan.only(&["exce".into()]).unwrap_err().contains("there are create"));
+        assert!(plan.only(&["exce".into()]).unwrap_err().contains("known scenarios: create"));
     }
 
     #[test]
     fn a_scenario_without_targets_is_for_all() {
         let plan = Plan::parse(&format!("{ONE}work.exec = {{ at_once = [1], samples = 2 }}\n")).unwrap();
-        assert!(plan.scenario.iter().all(|scenario| scenario.wants("belljar") && scenario.wants("e2b")));
+        assert!(plan.scenario.iter().all(|scenario| scenario.wants("bellglass") && scenario.wants("e2b")));
     }
 }

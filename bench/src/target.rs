@@ -2,7 +2,7 @@
 //!
 //! | module | target |
 //! |---|---|
-//! | [`belljar`] | a Belljar server: one by address, or one that is started for the run |
+//! | [`bellglass`] | a Bellglass server: one by address, or one that is started for the run |
 //! | [`e2b`] | anything that speaks the protocol of E2B |
 //! | [`runc`] | bare runc on the same root file system |
 //! | [`docker`] | Docker's command line on the same root file system |
@@ -11,7 +11,7 @@
 //! A power that not every target has is a trait of its own, and a target without it says so by `None`. Whatever a target
 //! starts is gone when [`Target::close`] has returned.
 
-pub mod belljar;
+pub mod bellglass;
 pub mod docker;
 pub mod driver;
 pub mod e2b;
@@ -35,7 +35,7 @@ pub const PIDS: u64 = 128;
 pub const NOTHING: &str = "/bin/true";
 
 /// Names of all targets, in the order in which they are told.
-pub const NAMES: [&str; 6] = ["belljar", "runc", "docker", "e2b", "llm-sandbox", "jupyter"];
+pub const NAMES: [&str; 6] = ["bellglass", "runc", "docker", "e2b", "llm-sandbox", "jupyter"];
 
 /// What a sandbox is made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +180,7 @@ impl<'a> Place<'a> {
 /// Whether a target runs on this machine, on the root file systems of the templates.
 pub fn needs_templates(name: &str) -> bool {
     match name {
-        "belljar" => belljar::named().is_none(),
+        "bellglass" => bellglass::named().is_none(),
         "e2b" => false,
         _ => true,
     }
@@ -189,7 +189,7 @@ pub fn needs_templates(name: &str) -> bool {
 /// Starts a target, or says why it cannot be.
 pub async fn open(name: &str, place: &Place<'_>) -> Result<Box<dyn Target>, Failure> {
     match name {
-        "belljar" => Ok(Box::new(belljar::Belljar::open(place).await?)),
+        "bellglass" => Ok(Box::new(bellglass::Bellglass::open(place).await?)),
         "runc" => Ok(Box::new(runc::Runc::open(place).await?)),
         "docker" => Ok(Box::new(docker::Docker::open(place).await?)),
         "e2b" => Ok(Box::new(e2b::E2b::open(place).await?)),

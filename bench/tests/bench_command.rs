@@ -26,7 +26,7 @@ fn a_target_that_is_not_there_is_named_with_its_reason() {
     let out = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_bench"));
     command.args(["--quick", "--only", "exec", "--targets", "e2b", "--out"]).arg(out.path());
-    let output = command.env_remove("E2B_API_KEY").env("BELLJAR_TEMPLATES", out.path()).output().unwrap();
+    let output = command.env_remove("E2B_API_KEY").env("BELLGLASS_TEMPLATES", out.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let report = std::fs::read_to_string(out.path().join("report.md")).unwrap();
     assert!(report.contains("| e2b | left out: not_configured: no E2B_API_KEY |"), "{report}");

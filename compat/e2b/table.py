@@ -1,8 +1,8 @@
-"""What works of the SDKs, as `docs/guides/e2b-methods.md` tells it.
+"""Generates `docs/guides/e2b-methods.md`, which shows the methods of the SDKs that work.
 
     python table.py python-2.63.0-sync.jsonl python-2.63.0-async.jsonl javascript-2.51.0.jsonl …
 
-Each file holds what a program of the scenarios has printed, and its name says with what: language, release, kind.
+Each file holds the output of one scenario program. Its name consists of the language, the release and the kind (sync or async).
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from pathlib import Path
 
 HEAD = """# E2B's SDKs: method by method
 
-What becomes of each public method of E2B's own SDKs against Belljar. The table is made by the scenarios of `compat/e2b`, which call
-the packages as they are published: *works* is a method that a scenario called and that did as it should. It is written anew with
-`BELLJAR_WRITE=1 just compat -k e2b`.
+This page shows, for each public method of E2B's own SDKs, whether it works with Bellglass. The scenarios in `compat/e2b` call the
+published, unmodified packages and generate the tables. *works* means that a scenario called the method, and that the method behaved as
+expected. *differs* means that it behaves differently from E2B's service, as described in the note. *not offered* means that the server
+refuses it. To regenerate this page, run `BELLGLASS_WRITE=1 just compat -k e2b`.
 """
 TITLES = {"python": "Python", "javascript": "JavaScript"}
-#: Where runs of one release differ, the first of these is what is told.
+#: If the runs of one release differ, the table shows the result that comes first in this list.
 WORST_FIRST = ("not offered", "differs", "not tried", "works")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one program has said of the methods."""
+    """The results of one scenario program, by method."""
 
     language: str
     release: tuple[int, ...]
@@ -42,7 +43,7 @@ def read(path: Path) -> Run:
 
 
 def table(runs: Iterable[Run]) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     by_language: dict[str, list[Run]] = {}
     for run in runs:
         by_language.setdefault(run.language, []).append(run)
@@ -57,7 +58,7 @@ def section(title: str, runs: list[Run]) -> str:
     releases = sorted({run.release for run in runs}, reverse=True)
     methods = sorted({method for run in runs for method in run.results}, key=lambda name: (name.lower(), name))
     tried = ", ".join(dotted(one) for one in releases)
-    lines = [f"## {title}", "", f"Tried with the releases {tried}.", "", "| method | | note |", "|---|---|---|"]
+    lines = [f"## {title}", "", f"Tested with the releases {tried}.", "", "| method | result | note |", "|---|---|---|"]
     for method in methods:
         result, notes = row(method, runs, releases)
         lines.append(f"| `{method}` | {result} | {'; '.join(notes)} |")
@@ -65,17 +66,17 @@ def section(title: str, runs: list[Run]) -> str:
 
 
 def row(method: str, runs: list[Run], releases: list[tuple[int, ...]]) -> tuple[str, list[str]]:
-    """The result of the newest release that has the method, and what there is to say of it."""
+    """Returns the result of the newest release that has the method, and the notes on it."""
     having = [release for release in releases if any(run.release == release and method in run.results for run in runs)]
     result, notes = worst(method, [run for run in runs if run.release == having[0]])
     kinds = {run.kind for run in runs if run.release == having[0]}
     with_it = {run.kind for run in runs if run.release == having[0] and method in run.results}
     if with_it != kinds:
-        notes.append(f"{', '.join(sorted(with_it))} only")
+        notes.append(f"only in the {', '.join(sorted(with_it))} API")
     if having[0] != releases[0]:
-        notes.append(f"gone after {dotted(having[0])}")
+        notes.append(f"the method was removed after {dotted(having[0])}")
     if having[-1] != releases[-1]:
-        notes.append(f"not yet in {dotted(releases[releases.index(having[-1]) + 1])}")
+        notes.append(f"the method was added after {dotted(releases[releases.index(having[-1]) + 1])}")
     for release in having[1:]:
         other, why = worst(method, [run for run in runs if run.release == release])
         if other != result:

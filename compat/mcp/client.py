@@ -1,7 +1,7 @@
 """The official Python client of MCP against a server: one JSON object per step of a plan, on standard output.
 
     client.py --plan plan.json --url http://127.0.0.1:8080/mcp --key KEY
-    client.py --plan plan.json -- belljar mcp
+    client.py --plan plan.json -- bellglass mcp
 
 A plan is a list of steps. Each does one thing:
 
@@ -9,7 +9,7 @@ A plan is a list of steps. Each does one thing:
     {"do": "call", "tool": "echo", "arguments": {}}         a call; with "progress": true, also what was told meanwhile
     {"do": "cancel", "tool": "slow", "after": 0.5}          a call that is given up
     {"do": "resources"}                                     the resources that are listed
-    {"do": "read", "uri": "belljar://artifacts/data.csv"}   one of them
+    {"do": "read", "uri": "bellglass://artifacts/data.csv"}   one of them
     {"do": "sleep", "seconds": 1}
 
 It works with version 2 of the package `mcp` and with version 1. The exit code is 1 if a step could not be done.

@@ -26,8 +26,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let profile = if ["0", "1"].contains(&&*env::var("OPT_LEVEL")?) { "guest-quick" } else { "guest" };
     // A target directory of its own: the outer cargo holds the lock of the workspace's.
     let built = out.join("guest-build");
+    let features = if env::var_os("CARGO_FEATURE_UNDEFENDED").is_some() { "undefended" } else { "" };
     let status = Command::new(env::var("CARGO")?)
-        .args(["build", "--package", "guest", "--profile", profile, "--target", &target, "--target-dir"])
+        .args(["build", "--package", "guest", "--profile", profile, "--target", &target])
+        .args(["--features", features, "--target-dir"])
         .arg(&built)
         .current_dir(&workspace)
         .env_remove("CARGO_ENCODED_RUSTFLAGS")

@@ -1,4 +1,7 @@
-"""Puts a built `belljar` into the wheel, if `BELLJAR_WHEEL_BINARY` names one. Without it the wheel is pure Python."""
+"""Build hook that adds a compiled `bellglass` executable to the wheel.
+
+The environment variable `BELLGLASS_WHEEL_BINARY` is the path of the executable. If it is not set, the wheel is pure Python.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,29 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MACHINES = {62: "x86_64", 183: "aarch64"}
-"""By the number in an ELF header."""
+"""Machine names by their number in the ELF header."""
 
 
 class BinaryHook(BuildHookInterface[Any]):
-    """What hatchling asks before it makes a wheel."""
+    """The hook that hatchling calls before it builds a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Adds the program as a script of the wheel, which then fits the machines that the program fits."""
-        binary = os.environ.get("BELLJAR_WHEEL_BINARY")
+        """Add the executable to the wheel as a script, and tag the wheel with the platform of the executable."""
+        binary = os.environ.get("BELLGLASS_WHEEL_BINARY")
         if binary and self.target_name == "wheel" and version != "editable":
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform_of(Path(binary).read_bytes())}"
-            build_data["shared_scripts"] = {binary: "belljar"}
+            build_data["shared_scripts"] = {binary: "bellglass"}
 
 
 def platform_of(program: bytes) -> str:
-    """The platform tag of a program for Linux: its machine, and the newest glibc whose symbols it asks for."""
+    """Return the platform tag of a Linux executable: its machine, and the newest glibc version that it requires."""
     if program[:4] != b"\x7fELF":
-        raise ValueError("this is no program for Linux")
+        raise ValueError("the file is not a Linux executable")
     machine = MACHINES[int.from_bytes(program[18:20], "little")]
     needed = [(int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", program)]
     if not needed:
-        # A static program asks for nothing.
+        # A static executable requires no glibc.
         return f"manylinux_2_17_{machine}.musllinux_1_1_{machine}"
     major, minor = max(*needed, (2, 17))
     return f"manylinux_{major}_{minor}_{machine}"

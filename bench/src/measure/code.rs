@@ -15,7 +15,7 @@ pub(super) const CELL: &str = "import numpy, pandas\ntable = pandas.DataFrame({'
                     total = table.groupby('key')['value'].sum()\n";
 
 const FIRST: &str = "new sandbox and first run with imports";
-const STATELESS: &str = "run without state, imports and cell";
+const STATELESS: &str = "stateless run with imports and cell";
 const IN_CONTEXT: &str = "cell in a context, imports done before";
 const NOTHING: &str = "empty cell in a context";
 
@@ -97,7 +97,7 @@ async fn once(
             (Kind::Stateless, Some(code), _) => code.run(handle, source).await,
             (Kind::InContext | Kind::Empty, _, Some(contexts)) => contexts.cell(handle, source).await,
             (Kind::Stateless | Kind::InContext | Kind::Empty, _, _) => {
-                Err(Failure::new("unsupported", "it runs no such code"))
+                Err(Failure::new("unsupported", "the target does not run this kind of code"))
             }
         }
     });

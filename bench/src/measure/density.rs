@@ -18,11 +18,11 @@ use crate::scenario::Density;
 use crate::target::Image;
 
 const START: &str = "another create and first exec";
-const AFTER_A_STOP: &str = "the same, right after a stop";
-const EXEC: &str = "exec in any of them";
-const FELL: &str = "memory for each, by MemAvailable";
-const CHARGED: &str = "memory for each, by control groups";
-const CREATES: &str = "creates until so many live";
+const AFTER_A_STOP: &str = "another create, right after a stop";
+const EXEC: &str = "exec in any live sandbox";
+const FELL: &str = "memory per sandbox, by MemAvailable";
+const CHARGED: &str = "memory per sandbox, as counted by its cgroup";
+const CREATES: &str = "create, while filling up";
 /// What starts have left to be done is done by then.
 const SETTLES: Duration = Duration::from_secs(3);
 /// What one stop has left is done by then.

@@ -58,7 +58,9 @@ async fn carry(target: &Shared, handle: &str, bytes: &Bytes, [up, down]: [&mut T
     if is_there {
         down.note(match timed(files.download(handle, NAME)).await {
             Ok((count, took)) if count == bytes.len() as u64 => Ok(took),
-            Ok((count, took)) => Err((Failure::new("other_bytes", format!("{count} bytes came")), took)),
+            Ok((count, took)) => {
+                Err((Failure::new("other_bytes", format!("{count} bytes were received")), took))
+            }
             Err(failed) => Err(failed),
         });
     }

@@ -29,11 +29,11 @@ use crate::target::{Failure, Image};
 
 const CAPACITY: &str = "capacity, all kinds of jobs";
 const ARRIVED: &str = "jobs that arrived";
-const DONE: &str = "jobs that were done";
-const ADMITTED: &str = "every step that was admitted";
-const REFUSED: &str = "every refusal, until it was told";
-const RECOVERED: &str = "a normal create works again after";
-/// More under way, and it is a server's bound on connections of one address that is measured (Belljar's is 2048): then jobs are not
+const DONE: &str = "jobs that were completed";
+const ADMITTED: &str = "all admitted steps";
+const REFUSED: &str = "all refusals, until the response";
+const RECOVERED: &str = "time until a normal create works again";
+/// More under way, and it is a server's bound on connections of one address that is measured (Bellglass's is 2048): then jobs are not
 /// sent, and counted as `not_sent`.
 const UNDER_WAY_MAX: usize = 2000;
 /// A server that is not well by then has not recovered.
@@ -150,7 +150,7 @@ async fn arrive(arrivals: &Arrivals, jobs: &Arc<Jobs>) -> (Taken, Option<Recover
         if under_way.len() >= UNDER_WAY_MAX {
             taken.count(vec![(
                 job::NOT_SENT,
-                Err((Failure::new("not_sent", "too many are under way"), NORMAL)),
+                Err((Failure::new("not_sent", "too many jobs are in progress"), NORMAL)),
             )]);
         } else {
             let (job, jobs) = (jobs.pick(&mut sequence), Arc::clone(jobs));
@@ -199,7 +199,7 @@ async fn recover(target: &Shared, normal: Duration) -> Recovery {
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    Err(Failure::new("not_recovered", format!("not within {} s", RECOVERS_WITHIN.as_secs())))
+    Err(Failure::new("not_recovered", format!("no recovery within {} s", RECOVERS_WITHIN.as_secs())))
 }
 
 impl Taken {

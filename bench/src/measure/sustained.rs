@@ -12,7 +12,7 @@ use crate::samples::Tally;
 use crate::scenario::Sustained;
 use crate::target::{Failure, Image};
 
-const RATE: &str = "lives in a second";
+const RATE: &str = "lifecycles per second";
 const LIFE: &str = "one life, among others";
 
 pub(super) async fn run(work: &Sustained, targets: &[Shared]) -> Vec<Figure> {

@@ -4,13 +4,13 @@ use crate::figure::{Figure, Got, Outcome, Unit};
 use crate::report::Report;
 
 /// To whom others are compared.
-const REFERENCE: &str = "belljar";
+const REFERENCE: &str = "bellglass";
 
 /// All of it.
 pub(super) fn report(report: &Report) -> String {
     let mut text = String::from("# Bench\n\n");
     text.push_str(&machine(report));
-    text.push_str("| target | what it is |\n|---|---|\n");
+    text.push_str("| target | description |\n|---|---|\n");
     for target in &report.targets {
         let facts: Vec<String> =
             target.facts.iter().map(|(name, value)| format!("{name}: {}", cell(value))).collect();
@@ -20,7 +20,7 @@ pub(super) fn report(report: &Report) -> String {
         text.push_str(&format!("| {} | left out: {} |\n", target.name, cell(&target.why)));
     }
     text.push_str(
-        "\nTimes are in milliseconds. The last column but one is the p50, or the number, divided by Belljar's in the same run. \
+        "\nTimes are in milliseconds. The second-to-last column is the p50, or the number, divided by Bellglass's in the same run. \
          A dash: the target cannot do it.\n",
     );
     report.scenarios.iter().for_each(|outcome| text.push_str(&scenario(outcome)));
@@ -32,7 +32,7 @@ fn machine(report: &Report) -> String {
     let built = if machine.optimized {
         ""
     } else {
-        " The bench was built without optimisation: large files are not to be compared."
+        " The bench was built without optimisation: do not compare large files."
     };
     format!(
         "{}: Linux {}, {} cores of {}, {:.1} GiB, cgroup version {}. Load averages before: {}; after: {}.{built}\n\n",
@@ -146,7 +146,7 @@ mod tests {
         assert!(text.contains("1 capacity, 3 started warm |"), "{text}");
         assert!(text.contains("| 2.50 MiB |") && text.contains("| 12.3 /s |"), "{text}");
         assert!(text.contains("| e2b | left out: no E2B_API_KEY |"), "{text}");
-        assert!(text.contains("\n- belljar, create alone: capacity: no room / now\n"), "{text}");
+        assert!(text.contains("\n- bellglass, create alone: capacity: no room / now\n"), "{text}");
         assert!(text.contains("![create](create.svg)"), "{text}");
     }
 

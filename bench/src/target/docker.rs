@@ -47,7 +47,7 @@ impl Docker {
         let plain = import(rootfs.of(Image::Plain)).await?;
         let data = import(rootfs.of(Image::Data)).await?;
         let facts = BTreeMap::from([("version".into(), version)]);
-        let label = format!("belljar-bench={}", place.run);
+        let label = format!("bellglass-bench={}", place.run);
         Ok(Self { images: [plain, data], label, facts, deadline: place.deadline })
     }
 
@@ -65,7 +65,7 @@ impl Docker {
 
 /// Makes an image of a root file system, unless the engine has it.
 pub async fn import(root: &Root) -> Result<String, Failure> {
-    let name = format!("belljar-bench:{}", root.key());
+    let name = format!("bellglass-bench:{}", root.key());
     let known = process::run(&mut docker(&["image", "inspect", &name]), SOON).await;
     if known.is_ok() {
         return Ok(name);

@@ -83,7 +83,7 @@ impl Driver {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let started = command.spawn();
         let mut child = started.map_err(|error| Failure::new("not_started", error.to_string()))?;
-        let silent = || Failure::new("not_started", format!("the driver of {name} ended without a word"));
+        let silent = || Failure::new("not_started", format!("the driver of {name} exited without a message"));
         let (stdin, stdout) = child.stdin.take().zip(child.stdout.take()).ok_or_else(silent)?;
         let mut lines = BufReader::new(stdout).lines();
         let first = tokio::time::timeout(READY_WITHIN, lines.next_line()).await;
@@ -116,7 +116,7 @@ impl Driver {
             fields.insert("id".into(), json!(id));
         }
         let (send, receive) = oneshot::channel();
-        let gone = || Failure::new("driver_gone", format!("the driver of {} has ended", self.name));
+        let gone = || Failure::new("driver_gone", format!("the driver of {} has exited", self.name));
         self.waiting.lock().map_err(|_| gone())?.insert(id, send);
         let line = format!("{request}\n");
         match self.stdin.lock().await.as_mut() {
@@ -157,7 +157,7 @@ async fn listen(
 }
 
 fn nonsense(error: &serde_json::Error) -> Failure {
-    Failure::new("protocol", format!("the driver's first line is no hello: {error}"))
+    Failure::new("protocol", format!("the driver's first line is not a valid hello: {error}"))
 }
 
 #[async_trait]

@@ -83,7 +83,7 @@ impl E2b {
 
     fn live(&self, handle: &str) -> Result<Live, Failure> {
         let live = self.live.lock().ok().and_then(|live| live.get(handle).cloned());
-        live.ok_or_else(|| Failure::new("not_found", "a sandbox that was not made here"))
+        live.ok_or_else(|| Failure::new("not_found", "a sandbox that was not created by this run"))
     }
 
     /// A request to a port of a sandbox.
@@ -124,7 +124,7 @@ impl Target for E2b {
         let request = self.http.post(format!("{}/sandboxes", self.api)).header("x-api-key", &self.key);
         let answer = send(json_body(request, &body).timeout(self.deadline)).await?;
         let made: Live = serde_json::from_slice(&answer)
-            .map_err(|error| Failure::new("protocol", format!("a sandbox that is none: {error}")))?;
+            .map_err(|error| Failure::new("protocol", format!("malformed sandbox: {error}")))?;
         let handle = made.id.clone();
         if let Ok(mut live) = self.live.lock() {
             live.insert(handle.clone(), made);
@@ -225,14 +225,14 @@ fn ended(answer: &[u8]) -> Result<(), Failure> {
     let mut is_ended = false;
     for line in lines {
         let event: Value = serde_json::from_slice(line)
-            .map_err(|error| Failure::new("protocol", format!("a line that is none: {error}")))?;
+            .map_err(|error| Failure::new("protocol", format!("malformed line: {error}")))?;
         match event.get("type").and_then(Value::as_str) {
             Some("error") => return Err(Failure::new("exception", event.to_string())),
             Some("end_of_execution") => is_ended = true,
             Some(_) | None => {}
         }
     }
-    if is_ended { Ok(()) } else { Err(Failure::new("cut", "the answer has no end")) }
+    if is_ended { Ok(()) } else { Err(Failure::new("cut", "the response has no end")) }
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ impl Bundles {
     pub async fn new(place: &Place<'_>) -> Result<Self, Failure> {
         let rootfs = place.rootfs()?;
         let home = place.scratch.join("runc");
-        std::fs::create_dir_all(&home).map_err(|error| cannot("make", &home, &error))?;
+        std::fs::create_dir_all(&home).map_err(|error| cannot("create", &home, &error))?;
         let config = home.join("config.json");
         if !config.exists() {
             process::run(process::command("runc").arg("spec").current_dir(&home), SOON).await?;
@@ -113,7 +113,7 @@ impl Bundles {
     pub fn make(&self, name: &str, shape: &Shape<'_>) -> Result<PathBuf, Failure> {
         let bundle = self.home.join(name);
         let workspace = bundle.join("workspace");
-        std::fs::create_dir_all(&workspace).map_err(|error| cannot("make", &workspace, &error))?;
+        std::fs::create_dir_all(&workspace).map_err(|error| cannot("create", &workspace, &error))?;
         let [plain, data] = &self.roots;
         let ((root, env), memory_bytes) = match shape.image {
             Image::Plain => (plain, MEMORY_BYTES),

@@ -49,5 +49,5 @@ scenario('chart_table', needsCode, async (stage) => {
   assert.match(table.html, /<table[^]*<td>x<\/td>/)
   // What it holds is told as text and as HTML.
   assert.equal(table.data, undefined)
-  stage.differs('Sandbox.runCode', 'a result has no `data`: a table is told as `text` and `html`')
+  stage.differs('Sandbox.runCode', 'results have no `data`: tables are returned as `text` and `html`')
 })

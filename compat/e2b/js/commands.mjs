@@ -144,7 +144,7 @@ scenario('commands_user', async (stage) => {
   const ran = await rooted.commands.run('id -un; echo $HOME; pwd; echo x > /etc/own && stat -c %U /etc/own', { user: 'root' })
   assert.equal(ran.stdout, 'root\n/root\n/root\nroot\n')
   assert.equal((await rooted.commands.run('id -un')).stdout, 'user\n')
-  for (const name of ['commands.run', 'pty.create']) stage.differs(name, 'as `root` only where the project may have it')
+  for (const name of ['commands.run', 'pty.create']) stage.differs(name, 'the user `root` is available only if the project is allowed root')
 })
 
 scenario('commands_large_output', async (stage) => {

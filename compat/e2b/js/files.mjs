@@ -148,7 +148,7 @@ scenario('files_watch', async (stage) => {
   const seen = await watched(sandbox, 'w', act, ['create a', 'write a', 'create b', 'remove b'])
   if (!seen.includes('rename a')) {
     assert.ok(seen.includes('remove a'), String(seen))
-    stage.differs('files.watchDir', 'a renamed file is one that is removed and one that is created; other permissions are a write')
+    stage.differs('files.watchDir', 'a rename is reported as a removal and a creation, a permission change as a write')
   }
   assert.ok(!seen.some((one) => one.includes('sub/')), String(seen))
   await raises(e2b.FileNotFoundError, () => watched(sandbox, 'nothing', 'true', []))

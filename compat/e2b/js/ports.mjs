@@ -37,7 +37,7 @@ async function listening(stage, sandbox, port) {
   await open(sandbox, port)
   const host = sandbox.getHost(port)
   if (!REFUSED.includes((await get(stage.url, '/', { host })).status) || !sandbox.trafficAccessToken) return { host }
-  stage.differs('Sandbox.getHost', `a port is asked for with the header \`${TOKEN}\``)
+  stage.differs('Sandbox.getHost', `requests to a port need the header \`${TOKEN}\``)
   return { host, [TOKEN]: sandbox.trafficAccessToken }
 }
 

@@ -28,7 +28,7 @@ async function missing(stage, method, why, call) {
 
 scenario('refused_snapshots', async (stage) => {
   const sandbox = await stage.sandbox()
-  const why = 'a sandbox is paused as a whole, and not copied'
+  const why = 'a sandbox can be paused, but not copied'
   await refused(stage, 'Sandbox.createSnapshot', why, () => sandbox.createSnapshot())
   await refused(stage, 'Sandbox.listSnapshots', why, () => Sandbox.listSnapshots().nextItems())
   await missing(stage, 'Sandbox.deleteSnapshot', why, () => Sandbox.deleteSnapshot('snapshot'))
@@ -40,7 +40,7 @@ scenario('refused_snapshots', async (stage) => {
 scenario('refused_volumes', async (stage) => {
   const { Volume } = e2b
   if (!Volume) return
-  const why = 'there are no volumes: copy files in and out'
+  const why = 'there are no volumes: copy files in and out instead'
   await refused(stage, 'Volume.create', why, () => Volume.create('things'))
   await refused(stage, 'Volume.list', why, () => Volume.list())
   for (const method of ['connect', 'getInfo', 'destroy']) await missing(stage, `Volume.${method}`, why, () => Volume[method]('things'))
@@ -51,7 +51,7 @@ scenario('refused_volumes', async (stage) => {
 scenario('refused_secrets', async (stage) => {
   const { Secret } = e2b
   if (!Secret?.list) return
-  const why = "the server's own secrets are made with its own API"
+  const why = "use Bellglass's own API for secrets instead"
   await refused(stage, 'Secret.create', why, () => Secret.create('name', 'value'))
   await refused(stage, 'Secret.list', why, () => Secret.list().nextItems())
   for (const method of ['getInfo', 'exists', 'update', 'destroy']) {
@@ -64,8 +64,8 @@ scenario('refused_options_of_create', async (stage) => {
   const create = (options) => raises(KINDS, async () => stage.keep(await Sandbox.create(options)))
   assert.match((await create({ mcp: { time: {} } })).message, /mcp/i)
   assert.match((await create({ volumeMounts: { '/mnt/things': 'things' } })).message, /volume/i)
-  stage.differs('Sandbox.create', '`mcp`, `volumeMounts`, `iam` and a pause at the timeout are refused')
+  stage.differs('Sandbox.create', '`mcp`, `volumeMounts`, `iam` and automatic pausing at the timeout are refused')
   for (const method of ['Sandbox.getMcpUrl', 'Sandbox.getMcpToken']) {
-    stage.notOffered(method, 'the server itself speaks MCP, at /mcp')
+    stage.notOffered(method, "use the server's own MCP endpoint, `/mcp`")
   }
 })

@@ -16,7 +16,7 @@ scenario('create_uses_the_default_template', async (stage) => {
   const info = await sandbox.getInfo()
   if (![info.name, info.templateId].includes('base')) {
     assert.deepEqual([info.name, info.templateId], ['workstation', 'workstation'])
-    stage.differs('Sandbox.getInfo', 'a template has the name that it has here: `base` is shown as `workstation`')
+    stage.differs('Sandbox.getInfo', 'templates are shown under their name on this server: `base` is shown as `workstation`')
   }
   const seen = await sandbox.commands.run('whoami; pwd; echo $HOME')
   assert.deepEqual(seen.stdout.trim().split('\n'), ['user', '/home/user', '/home/user'])
@@ -149,7 +149,7 @@ scenario('list_comes_in_pages', async (stage) => {
 scenario('get_metrics_measures', async (stage) => {
   const sandbox = await stage.sandbox()
   const measured = await until(async () => (await sandbox.getMetrics()).at(-1))
-  if (!measured.diskUsed) stage.differs('Sandbox.getMetrics', 'one measurement, of now; the use of the disk is told as 0')
+  if (!measured.diskUsed) stage.differs('Sandbox.getMetrics', 'returns one current measurement; disk usage is reported as 0')
   assert.ok(measured.cpuCount > 0 && measured.cpuUsedPct >= 0, JSON.stringify(measured))
   assert.ok(measured.memUsed > 0 && measured.memUsed < measured.memTotal, JSON.stringify(measured))
   assert.ok(measured.diskUsed < measured.diskTotal, JSON.stringify(measured))

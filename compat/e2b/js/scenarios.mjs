@@ -1,7 +1,7 @@
 // The scenarios with the JavaScript SDK. The packages are those of the directory that it is started in.
 //
-//     cd "$BELLJAR_TEST_DATA/e2b-js-2.51.0" && node …/compat/e2b/js/scenarios.mjs                       all of them
-//     cd "$BELLJAR_TEST_DATA/e2b-js-2.51.0" && node …/compat/e2b/js/scenarios.mjs commands_foreground   one
+//     cd "$BELLGLASS_TEST_DATA/e2b-js-2.51.0" && node …/compat/e2b/js/scenarios.mjs                       all of them
+//     cd "$BELLGLASS_TEST_DATA/e2b-js-2.51.0" && node …/compat/e2b/js/scenarios.mjs commands_foreground   one
 //
 // `E2B_API_KEY`, `E2B_API_URL` and `E2B_SANDBOX_URL` say where the server is.
 

@@ -60,7 +60,7 @@ async def chart_table(stage: Stage) -> None:
     assert table.is_main_result and "a" in table.text, table.text
     # What it holds is told as text and as HTML.
     assert table.data is None, table.data
-    stage.differs("Sandbox.run_code", "a result has no `data`: a table is told as `text` and `html`")
+    stage.differs("Sandbox.run_code", "results have no `data`: tables are returned as `text` and `html`")
 
 
 @scenario(code=True)

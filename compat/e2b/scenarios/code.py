@@ -55,6 +55,23 @@ async def code_unicode(stage: Stage) -> None:
 
 
 @scenario(code=True)
+async def code_whose_sandbox_ends_is_no_success(stage: Stage) -> None:
+    sandbox = stage.keep(await now(stage.of("Sandbox", stage.code).create(timeout=4)))
+    with stage.raises(Exception):
+        await now(sandbox.run_code("import time\nfor second in range(60):\n    print(second)\n    time.sleep(1)"))
+
+
+@scenario(code=True)
+async def code_that_exits_with_a_code_is_an_error(stage: Stage) -> None:
+    sandbox = stage.keep(await now(stage.of("Sandbox", stage.code).create()))
+    ran = await now(sandbox.run_code("import sys; sys.exit(3)"))
+    assert (ran.error.name, ran.error.value) == ("SystemExit", "3"), ran
+    ran = await now(sandbox.run_code("exit 3", language="bash"))
+    assert ran.error.value == "the program exited with code 3; see stderr; its variables were lost", ran
+    assert (await now(sandbox.run_code("1 + 1"))).text == "2"
+
+
+@scenario(code=True)
 async def code_that_fails_tells_why(stage: Stage) -> None:
     sandbox = await stage.interpreter()
     ran = await now(sandbox.run_code("def f(): return 1 / 0\nprint('before')\nf()"))

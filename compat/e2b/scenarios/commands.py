@@ -199,7 +199,7 @@ async def commands_user(stage: Stage) -> None:
     assert ran.stdout == "root\n/root\n/root\nroot\n", ran
     assert (await now(rooted.commands.run("id -un"))).stdout == "user\n"
     for name in ("commands.run", "pty.create"):
-        stage.differs(name, "as `root` only where the project may have it")
+        stage.differs(name, "the user `root` is available only if the project is allowed root")
 
 
 @scenario()

@@ -192,10 +192,31 @@ async def files_watch(stage: Stage) -> None:
     told = {(one.type.value, one.name) for one in seen}
     if ("rename", "a") not in told:
         assert ("remove", "a") in told, seen
-        stage.differs("files.watch_dir", "a renamed file is one that is removed and one that is created; other permissions are a write")
+        stage.differs("files.watch_dir", "a rename is reported as a removal and a creation, a permission change as a write")
     assert not [one for one in seen if one.name.startswith("sub/")], seen
     with stage.raises(getattr(e2b, "FileNotFoundException", e2b.NotFoundException)):
         await watched(stage, sandbox, "nothing", "true", set())
+
+
+@scenario()
+async def files_watch_names_no_temporary_file(stage: Stage) -> None:
+    sandbox = await stage.sandbox()
+    await now(sandbox.files.make_dir("w"))
+    seen: list[Any] = []
+    call = {"on_event": seen.append} if stage.asynchronous else {}
+    handle = await now(sandbox.files.watch_dir("w", **call))
+    await now(sandbox.files.write("w/a", "one"))
+    await now(sandbox.files.write("w/a", "two"))
+    await now(sandbox.files.write("w/last", ""))
+
+    async def told() -> bool:
+        if not stage.asynchronous:
+            seen.extend(handle.get_new_events())
+        return "last" in {one.name for one in seen}
+
+    await stage.until(told)
+    assert {one.name for one in seen} == {"a", "last"}, seen
+    await now(handle.stop())
 
 
 @scenario()

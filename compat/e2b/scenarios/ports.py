@@ -26,7 +26,7 @@ def headers(stage: Stage, sandbox: Any, port: int) -> dict[str, str]:
     name = {"host": sandbox.get_host(port)}
     if httpx.get(stage.url, headers=name).status_code not in REFUSED or not sandbox.traffic_access_token:
         return name
-    stage.differs("Sandbox.get_host", f"a port is asked for with the header `{TOKEN}`")
+    stage.differs("Sandbox.get_host", f"requests to a port need the header `{TOKEN}`")
     return {**name, TOKEN: sandbox.traffic_access_token}
 
 

@@ -31,7 +31,7 @@ async def refused(stage: Stage, method: str, why: str, call: Callable[[], Any], 
 @scenario()
 async def refused_snapshots(stage: Stage) -> None:
     sandbox = await stage.sandbox()
-    why = "a sandbox is paused as a whole, and not copied"
+    why = "a sandbox can be paused, but not copied"
     await refused(stage, "Sandbox.create_snapshot", why, lambda: sandbox.create_snapshot())
     await refused(stage, "Sandbox.list_snapshots", why, lambda: stage.Sandbox.list_snapshots().next_items())
     await refused(stage, "Sandbox.delete_snapshot", why, lambda: stage.Sandbox.delete_snapshot("snapshot"), of_one=True)
@@ -45,7 +45,7 @@ async def refused_volumes(stage: Stage) -> None:
     if not stage.has("Volume"):
         return
     volume = stage.of("Volume")
-    why = "there are no volumes: copy files in and out"
+    why = "there are no volumes: copy files in and out instead"
     await refused(stage, "Volume.create", why, lambda: volume.create("things"))
     await refused(stage, "Volume.list", why, lambda: volume.list())
     for method in ("connect", "get_info", "destroy"):
@@ -59,7 +59,7 @@ async def refused_secrets(stage: Stage) -> None:
     if not hasattr(getattr(e2b, "Secret", None), "list"):
         return
     secret = stage.of("Secret")
-    why = "the server's own secrets are made with its own API"
+    why = "use Bellglass's own API for secrets instead"
     await refused(stage, "Secret.create", why, lambda: secret.create("name", "value"))
     await refused(stage, "Secret.list", why, lambda: secret.list().next_items())
     for method, more in (("get_info", ()), ("exists", ()), ("update", ("value",)), ("destroy", ())):
@@ -77,6 +77,6 @@ async def refused_options_of_create(stage: Stage) -> None:
         with stage.raises(*KINDS) as caught:
             stage.keep(await now(stage.Sandbox.create(**options)))
         assert named in caught.text.lower(), f"{options}: {caught.text}"
-    stage.differs("Sandbox.create", "`mcp`, `volume_mounts`, `iam` and a pause at the timeout are refused")
+    stage.differs("Sandbox.create", "`mcp`, `volume_mounts`, `iam` and automatic pausing at the timeout are refused")
     for method in ("Sandbox.get_mcp_url", "Sandbox.get_mcp_token"):
-        stage.not_offered(method, "the server itself speaks MCP, at /mcp")
+        stage.not_offered(method, "use the server's own MCP endpoint, `/mcp`")

@@ -23,7 +23,7 @@ async def create_uses_the_default_template(stage: Stage) -> None:
     info = await now(sandbox.get_info())
     if "base" not in (info.name, info.template_id):
         assert info.name == info.template_id == "workstation", info
-        stage.differs("Sandbox.get_info", "a template has the name that it has here: `base` is shown as `workstation`")
+        stage.differs("Sandbox.get_info", "templates are shown under their name on this server: `base` is shown as `workstation`")
     seen = await now(sandbox.commands.run("whoami; pwd; echo $HOME"))
     assert seen.stdout.split() == ["user", "/home/user", "/home/user"], seen
 
@@ -56,6 +56,21 @@ async def create_without_internet_has_none(stage: Stage) -> None:
     program = "import socket; socket.create_connection(('192.0.2.1', 80), 2)"
     with stage.raises(e2b.CommandExitException):
         await now(sandbox.commands.run(f'python3 -c "{program}"'))
+
+
+@scenario()
+async def network_is_restored_by_an_empty_change(stage: Stage) -> None:
+    sandbox = await stage.sandbox()
+    if not hasattr(sandbox, "update_network"):
+        return
+
+    async def internet() -> Any:
+        return getattr(await now(sandbox.get_info()), "allow_internet_access", None)
+
+    before = await internet()
+    await now(sandbox.update_network({"deny_out": ["0.0.0.0/0"]}))
+    await now(sandbox.update_network({}))
+    assert await internet() == before, before
 
 
 @scenario()
@@ -199,7 +214,7 @@ async def get_metrics_measures(stage: Stage) -> None:
     sandbox = await stage.sandbox()
     measured = (await stage.until(lambda: sandbox.get_metrics()))[-1]
     if measured.disk_used == 0:
-        stage.differs("Sandbox.get_metrics", "one measurement, of now; the use of the disk is told as 0")
+        stage.differs("Sandbox.get_metrics", "returns one current measurement; disk usage is reported as 0")
     assert measured.cpu_count > 0 and measured.cpu_used_pct >= 0, measured
     assert 0 < measured.mem_used < measured.mem_total, measured
     assert 0 <= measured.disk_used < measured.disk_total, measured

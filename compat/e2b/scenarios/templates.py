@@ -139,18 +139,18 @@ async def templates_that_fail_say_where(stage: Stage) -> None:
     begun = template().from_base_image()
     await fails(begun.run_cmd("echo fine").run_cmd("echo before; exit 3"), "step 2 of 2", "before", "status 3")
     await fails(template().from_base_image().npm_install("left-pad"), "npm: command not found")
-    stage.differs("TemplateBuilder.npm_install", "`base` has no npm: begin with a template or an image that has it")
-    stage.differs("TemplateBuilder.bun_install", "`base` has no bun: begin with a template or an image that has it")
+    stage.differs("TemplateBuilder.npm_install", "`base` does not contain npm: start from a template or an image that does")
+    stage.differs("TemplateBuilder.bun_install", "`base` does not contain bun: start from a template or an image that does")
     await fails(template().from_base_image().git_clone("https://example.invalid/a.git"), "step 1 of 1")
-    stage.differs("TemplateBuilder.git_clone", "a build reaches registries of packages, and other hosts where its project may be open")
+    stage.differs("TemplateBuilder.git_clone", "a build can reach package registries, and other hosts only if its project may be open")
     await fails(template().from_base_image().set_user("postgres").run_cmd("id"), "step 1", "postgres")
     await fails(template().from_template("never-built"), "never-built")
-    await fails(template().from_image("127.0.0.1:9/none:1"), "cannot be pulled")
+    await fails(template().from_image("127.0.0.1:9/none:1"), "cannot pull")
     for kind in IMAGES:
-        stage.differs(f"Template.from_{kind}image", "the image comes from its public registry, and must have bash")
+        stage.differs(f"Template.from_{kind}image", "the image is pulled from its public registry, and must contain bash")
     await fails(template().from_image("a/b:1", username="u", password="p"), "password")
     for registry in ("aws", "gcp"):
-        stage.not_offered(f"Template.from_{registry}_registry", "images with a password: `belljar template import`")
+        stage.not_offered(f"Template.from_{registry}_registry", "images that need a password are refused: use `bellglass template import`")
     assert await now(template.alias_exists(name)) is False
 
 
@@ -164,7 +164,7 @@ async def templates_have_no_tags(stage: Stage) -> None:
         if hasattr(template, method):
             with stage.raises(e2b.TemplateException) as caught:
                 await now(getattr(template, method)(*args))
-            assert "a name of its own" in caught.text, caught.text
-    stage.not_offered("Template.*tags", "templates have no tags: give each a name of its own")
-    stage.not_offered("TemplateBuilder.*dev_container*", "there is no such template")
-    stage.not_offered("TemplateBuilder.add_mcp_server", "there is no such template")
+            assert "a separate name" in caught.text, caught.text
+    stage.not_offered("Template.*tags", "templates have no tags: give each template its own name")
+    stage.not_offered("TemplateBuilder.*dev_container*", "the template that this method requires does not exist")
+    stage.not_offered("TemplateBuilder.add_mcp_server", "the template that this method requires does not exist")

@@ -2,109 +2,126 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A tenant: owns keys, sandboxes and a quota.
+/// Tenant that owns keys, sandboxes and a quota.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Project {
-    /// Its name, written like an id.
+    /// Project name, in the format of an ID: a lower-case letter, then up to 39 lower-case letters and digits.
     pub name: String,
-    /// How much it may have at once.
+    /// Resource quota.
     pub quota: Quota,
-    /// When it was made, in milliseconds since 1970.
+    /// Creation time, Unix time in milliseconds.
     pub created_at_ms: u64,
 }
 
-/// How much a project may have at once.
+/// Resource quota of a project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Quota {
-    /// Live sandboxes.
+    /// Maximum number of live sandboxes. Default 100.
     pub sandboxes: u32,
-    /// The memory limits of its live sandboxes, added up.
+    /// Maximum sum of the memory limits of live sandboxes, in bytes. Default 256 GiB.
     pub memory_bytes: u64,
-    /// The disks of its live sandboxes, added up.
+    /// Maximum sum of the disk limits of live sandboxes, in bytes. Default 256 GiB. The same limit applies separately to all data stored on
+    /// the machine: datasets, session files and artifacts, including uploads in progress.
     pub disk_bytes: u64,
-    /// Requests that create a sandbox, in one second; ten times as many at once after a pause.
+    /// Requests per second that create a sandbox, with bursts of up to ten times this number after a pause. Default 20.
     pub creates_per_second: u32,
-    /// Requests that start an exec, in one second; twice as many at once after a pause.
+    /// Requests per second that start an exec, with bursts of up to twice this number after a pause. Default 1,000.
     pub execs_per_second: u32,
-    /// Whether its sandboxes may have a policy that is `open`.
+    /// Allow egress policies that set `open`. Default false.
     pub open: bool,
-    /// Whether root of the sandbox's own user namespace may run commands, where the template is a workstation.
+    /// Allow commands to run as root of the sandbox's own user namespace, if the template is a workstation. Default false.
     pub root: bool,
 }
 
-/// A request for a project, or for another quota of it.
+/// Settings of a project.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PutProject {
-    /// How much it may have at once.
+    /// Resource quota. Omitted fields are set to their defaults.
     #[serde(default)]
     pub quota: Quota,
 }
 
-/// What a key may do. Each may do what the one before it may.
+/// Permissions of a key. Each role includes the permissions of the previous role.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Looks at the sandboxes of its project.
+    /// Read access to the project's sandboxes.
     Read,
-    /// Creates, uses and stops them.
+    /// Create, use and stop sandboxes.
     #[default]
     Write,
-    /// Makes projects and keys, drains, reads metrics and the audit log.
+    /// Manage projects and keys, drain the machine, read metrics and the audit log.
     Admin,
 }
 
-/// A key, without its secret.
+/// API key, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Key {
-    /// Its id: not secret, and what the audit log names.
+    /// Key ID. It is not secret; the audit log identifies keys by their ID.
     pub id: String,
-    /// The project it acts for.
+    /// Project that the key belongs to.
     pub project: String,
-    /// What it may do.
+    /// Permissions of the key.
     pub role: Role,
-    /// What its maker called it.
+    /// Label chosen at creation.
     pub label: String,
-    /// The last four characters of its secret.
+    /// Last four characters of the secret.
     pub hint: String,
-    /// When it was made, in milliseconds since 1970.
+    /// Creation time, Unix time in milliseconds.
     pub created_at_ms: u64,
-    /// After this it is refused, in milliseconds since 1970.
+    /// Expiry, Unix time in milliseconds. Absent if the key does not expire.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at_ms: Option<u64>,
+    /// Time of the last use, Unix time in milliseconds, accurate to a minute. Absent if the key was never used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_used_at_ms: Option<u64>,
 }
 
-/// A request for a key.
+/// Parameters of a new key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CreateKey {
-    /// The project it is to act for.
+    /// Project that the key belongs to.
     pub project: String,
-    /// What it may do.
+    /// Permissions of the key. Default `write`.
     #[serde(default)]
     pub role: Role,
-    /// What to call it.
+    /// Human-readable label, at most 200 bytes.
     #[serde(default)]
     pub label: String,
-    /// For how long, in milliseconds from now; none is for good.
+    /// Lifetime in milliseconds. If absent, the key does not expire.
     #[serde(default)]
     pub valid_ms: Option<u64>,
 }
 
-/// A key that was just made. The only time its secret is shown.
+/// Rotation of a key. The new key has the same project, role, label and lifetime as the old key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct RotateKey {
+    /// Time for which the old key stays valid, in milliseconds, so that clients can switch over. Default 0, maximum 7 days.
+    pub overlap_ms: u64,
+}
+
+/// The longest time for which both keys of a rotation work.
+pub const OVERLAP_MS_MAX: u64 = 7 * 24 * 3600 * 1000;
+
+/// Newly created key with its secret. The secret is shown only once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct NewKey {
-    /// The key.
+    /// Key.
     pub key: Key,
-    /// Its secret: lower-case hexadecimal. `e2b_` in front of it names the same key.
+    /// Secret: `bgk_` and 64 lower-case hexadecimal digits. E2B's SDKs require the prefix `e2b_`; the same digits with this prefix are the
+    /// same key.
     pub secret: String,
 }
 

@@ -12,11 +12,11 @@ use crate::limits;
 
 /// Folders of one exec that are looked at.
 pub const FOLDERS_MAX: usize = 8;
-/// Files that are kept of one exec, unless it asks for another number (A6.04).
+/// Files that are kept of one exec, unless it asks for another number (requirement A6.04).
 pub const COUNT: u32 = 20;
 /// The most that may be asked for: their names fit one answer.
 pub const COUNT_MAX: u32 = 1000;
-/// The size of one file that is kept, unless another is asked for (A5.09).
+/// The size of one file that is kept, unless another is asked for (requirement A5.09).
 pub const FILE_BYTES: u64 = 10_000_000;
 /// The most that may be asked for.
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -35,105 +35,105 @@ const WORKSPACE: &str = "/workspace";
 /// The type of what has none of the others.
 const ANY: &str = "application/octet-stream";
 
-/// What to keep of the files that a run makes or changes.
+/// Selection of the files to keep when an exec has ended: files in the given folders that are new or changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Keep {
-    /// The folders to look at, with everything below them: 1 to 8. One that is not there is empty.
+    /// Folders from which files are collected, including their subfolders. There must be 1 to 8 folders. A missing folder counts as empty.
     pub folders: Vec<String>,
-    /// Files at most; 20, and at most 1000.
+    /// Maximum number of files. Default 20, maximum 1,000.
     #[serde(default = "count")]
     pub count_max: u32,
-    /// The size of a file at most; 10 MB, and at most 1 GiB.
+    /// Maximum size of one file in bytes. Default 10 MB, maximum 1 GiB.
     #[serde(default = "file_bytes")]
     pub file_bytes_max: u64,
-    /// The size of all together at most; 100 MB, and at most 4 GiB.
+    /// Maximum total size in bytes. Default 100 MB, maximum 4 GiB.
     #[serde(default = "bytes")]
     pub bytes_max: u64,
 }
 
-/// A file that is kept.
+/// File kept from an exec.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Artifact {
-    /// What to ask for it by.
+    /// Number of the artifact within its exec. Use it to download the artifact.
     pub number: u32,
-    /// Its path below the folder that it was found in.
+    /// Path relative to the folder that contained the file.
     pub name: String,
-    /// Its whole path. Bytes that are not UTF-8 are shown as U+FFFD; then `path_encoded` is exact.
+    /// Full path. Bytes that are not UTF-8 are shown as U+FFFD; `path_encoded` then has the exact path.
     pub path: String,
-    /// The exact path, percent-encoded, where `path` is not it.
+    /// Exact path, percent-encoded. Present only if `path` is not exact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_encoded: Option<String>,
-    /// Its type, by the end of its name.
+    /// MIME type, derived from the file extension.
     pub mime: String,
-    /// Its size.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// The SHA-256 of its bytes, as 64 digits.
+    /// SHA-256 of the content, 64 hexadecimal digits.
     pub sha256: String,
 }
 
-/// A file that was found and is not kept.
+/// New or changed file that was not kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LeftOut {
-    /// Its whole path.
+    /// Full path.
     pub path: String,
-    /// The exact path, percent-encoded, where `path` is not it.
+    /// Exact path, percent-encoded. Present only if `path` is not exact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_encoded: Option<String>,
-    /// Its size.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// Why.
+    /// Reason.
     pub why: Why,
 }
 
-/// Why a file is not kept. The set is closed.
+/// Reason why a file was not kept. There are no other values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
-    /// As many as asked for are kept, or their names would not fit an answer.
+    /// `count_max` was reached, or the names would not fit into one response.
     TooMany,
-    /// It is larger than a file may be.
+    /// The file is larger than `file_bytes_max`.
     TooLarge,
-    /// With it, all together would be larger than they may be.
+    /// The total size would exceed `bytes_max`.
     TooMuch,
-    /// It could not be read.
+    /// The file could not be read.
     Unreadable,
-    /// It was written to, or removed, whenever it was read.
+    /// The file was modified or removed during every attempt to read it.
     Changing,
-    /// The machine has no room for it.
+    /// The machine has no space for it.
     NoRoom,
 }
 
-/// What was kept of the files of one exec.
+/// Files kept from one exec.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Artifacts {
-    /// The sandbox it ran in.
+    /// Sandbox in which the exec ran.
     pub sandbox: SandboxId,
-    /// The exec.
+    /// Exec ID.
     pub exec: ExecId,
-    /// Whether the exec still runs, or its files are still being read: ask again.
+    /// True while the exec is running or its files are being collected. Repeat the request later.
     pub pending: bool,
-    /// Whether the exec had ended and all its folders were looked at to the end.
+    /// True if the exec had ended and all folders were scanned completely.
     pub complete: bool,
-    /// What is kept, in the order of the paths.
+    /// Kept files, sorted by path.
     pub items: Vec<Artifact>,
-    /// Regular files that are new or changed: the items, and those that were left out.
+    /// Number of new or changed regular files, including files that were not kept.
     pub found: u64,
-    /// What was found and is not kept: the first 100.
+    /// The first 100 files that were not kept.
     pub left_out: Vec<LeftOut>,
-    /// How many more were found and are not kept.
+    /// Number of files that were not kept, in addition to the files in `left_out`.
     pub more_left_out: u64,
-    /// Whether there are more than 10,000 entries in the folders. What comes after those was not looked at.
+    /// True if the folders have more than 10,000 entries. The entries beyond this limit were not examined.
     pub unseen: bool,
-    /// Until when they are kept, in milliseconds since 1970, by the server's clock.
+    /// Expiry of the artifacts by the server's clock, Unix time in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at_ms: Option<u64>,
-    /// What kept it from being complete.
+    /// Reason why the collection is incomplete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Error>,
 }
@@ -152,7 +152,7 @@ impl Keep {
         if self.folders.is_empty() {
             return Err(Error::invalid(
                 "artifacts.folders is empty",
-                "Name the folders that the command writes to, such as /workspace/output.",
+                "List the folders that the command writes to, such as /workspace/output.",
             ));
         }
         for (name, value, most) in [
@@ -220,7 +220,7 @@ impl Why {
     }
 }
 
-/// The type of a file, by the end of its name (A5.10).
+/// The type of a file, by the end of its name (requirement A5.10).
 pub fn mime(name: &str) -> &'static str {
     let name = name.rsplit('/').next().unwrap_or(name);
     // A name that is nothing but an ending has none.
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn what_is_not_said_has_the_defaults_of_the_requirements() {
-        // A5.09, A6.04
+        // Requirements A5.09, A6.04.
         let keep: Keep = serde_json::from_str(r#"{"folders":["/tmp/output"]}"#).unwrap();
         assert_eq!(keep, folders(&["/tmp/output"]));
         assert_eq!((keep.count_max, keep.file_bytes_max, keep.bytes_max), (20, 10_000_000, 100_000_000));
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_type_is_that_of_the_ending() {
-        // A5.10
+        // Requirement A5.10.
         for (name, wanted) in [
             ("plot.png", "image/png"),
             ("a/b/photo.JPG", "image/jpeg"),

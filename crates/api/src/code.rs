@@ -13,263 +13,266 @@ use crate::exec::{ExecSpec, OutputMode};
 use crate::id::ContextId;
 use crate::limits;
 
-/// Code to run (A3.07).
+/// Code to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Code {
-    /// The code, at most [`limits::CODE_BYTES_MAX`] bytes.
+    /// Source code, at most 5,000,000 bytes (262,144 in a Bash context).
     pub source: String,
-    /// What it is written in; that of the context, or Python, if nothing is said.
+    /// Language. Defaults to the language of the context, or to Python without a context.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub language: Option<Language>,
-    /// The context it is a cell of. Without one nothing of it stays but files.
+    /// Context in which the code runs as a cell. Without a context, only files persist after the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<ContextId>,
-    /// Python packages that are installed first, as lines of a requirements file (A4.01).
+    /// Python packages to install before the code runs, each in the format of a line of a requirements file. At most 100 entries of at most
+    /// 512 bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requirements: Vec<String>,
-    /// Whether a module that the code imports and that is missing is installed, once, and the import goes on.
+    /// If the code imports a module that is not installed, try once to install it, then continue the import. Default false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub install_missing: bool,
-    /// How long the installation may take; [`limits::INSTALL_MS`] if nothing is said (A4.07). It does not count as time of the code.
+    /// Time limit for the installation in milliseconds. Default 120,000, maximum 300,000. The installation does not count towards the
+    /// deadline of the exec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub install_ms: Option<u64>,
 }
 
-/// What code is written in.
+/// Programming language.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Language {
-    /// Forked from an interpreter that has the template's imports done.
+    /// Python, forked from an interpreter that has already imported the template's modules.
     #[default]
     Python,
     /// Run by `bash`.
     Bash,
     /// Run by `node`.
     Javascript,
-    /// Run by `node`, without its types.
+    /// Run by `node`, which strips the types.
     Typescript,
 }
 
-/// A request for a context. Sent with `PUT /contexts/{id}` to a guest; the same again changes nothing.
+/// Parameters of a new context.
+// Sent to a guest with `PUT /contexts/{id}`; a repeated request changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ContextSpec {
-    /// Python or Bash.
+    /// Language of the cells: `python` (default) or `bash`.
     pub language: Language,
-    /// The directory to start in; `/workspace` if none is named.
+    /// Working directory. Default `/workspace`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// Variables added to the sandbox's own few.
+    /// Environment variables, in addition to those of the sandbox.
     pub env: BTreeMap<String, String>,
 }
 
-/// A context and how it is doing.
+/// Context and its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ContextInfo {
-    /// Its name.
+    /// Context ID.
     pub id: ContextId,
-    /// What its cells are written in.
+    /// Language of the cells in this context.
     pub language: Language,
-    /// The directory it started in.
+    /// Directory in which the context started.
     pub cwd: String,
-    /// What it does.
+    /// Current state.
     pub state: ContextState,
-    /// Cells that have begun in it, those before a restart included.
+    /// Number of cells started, including cells before a restart.
     pub cells: u64,
-    /// Cells that wait for their turn.
+    /// Number of queued cells.
     pub waiting: u32,
-    /// How often its state was lost or given up.
+    /// Number of times the state of the context was lost or discarded.
     pub restarts: u32,
-    /// Why that was, the last time.
+    /// Reason for the last loss of state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<Loss>,
 }
 
-/// What a context does.
+/// State of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ContextState {
-    /// It waits for a cell.
+    /// Waiting for a cell.
     Idle,
-    /// It runs one.
+    /// Running a cell.
     Busy,
-    /// Its process has ended, and its variables with it. The next cell begins in a new one, and says so.
+    /// Its process has ended and its variables are gone. The next cell runs in a new process and reports `restarted`.
     Lost,
 }
 
-/// Why the state of a context is gone.
+/// Reason why the state of a context is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Loss {
-    /// Its process ended: the code ended it, or it crashed.
+    /// Its process exited or crashed.
     Ended,
-    /// A cell did not heed its interruption and was killed.
+    /// A cell ignored its interrupt and was killed.
     Killed,
-    /// The memory of the sandbox was used up.
+    /// The sandbox ran out of memory.
     Oom,
-    /// Somebody asked for a new beginning.
+    /// A client restarted the context.
     Restarted,
 }
 
-/// A variable of a context.
+/// Variable of a context.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Variable {
-    /// Its name.
+    /// Variable name.
     pub name: String,
-    /// Its type, such as `pandas.DataFrame`.
+    /// Type of the variable, such as `pandas.DataFrame`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Its dimensions, where it has some.
+    /// Dimensions, if the variable has any.
     #[serde(default)]
     pub shape: Option<Vec<u64>>,
-    /// About how many bytes it takes.
+    /// Approximate size in bytes.
     #[serde(default)]
     pub size: Option<u64>,
-    /// The beginning of how it is shown.
+    /// First characters of the variable's printed form.
     pub preview: String,
 }
 
-/// One line of an exec's third stream.
+/// Result of code and its position in the output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ResultLine {
-    /// Bytes of standard output that were written before it.
+    /// Bytes of standard output written before this result.
     pub stdout: u64,
-    /// Bytes of standard error that were written before it.
+    /// Bytes of standard error written before this result.
     pub stderr: u64,
-    /// What is shown.
+    /// Result.
     pub result: RunResult,
 }
 
-/// Something that code shows besides what it writes, or that is said about its run.
+/// Result that code shows in addition to its output, or a report about the run of the code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum RunResult {
-    /// The value of the last expression.
+    /// Value of the last expression.
     Value(Bundle),
-    /// What `display` was called with, or a figure that was open at the end.
+    /// Object passed to `display`, or a figure that was still open at the end of the run.
     Display(Bundle),
-    /// What was shown so far is to be cleared.
+    /// Request to clear the results shown so far.
     Clear {
-        /// Only when the next thing is shown.
+        /// Clear only when the next result arrives. Default false.
         #[serde(default)]
         wait: bool,
     },
-    /// An exception that nobody caught.
+    /// Uncaught exception.
     Error(Exception),
     /// Packages that were installed because the code imports them.
     Installed {
-        /// Which.
+        /// Installed packages.
         packages: Vec<Installed>,
     },
-    /// A package that could not be installed.
+    /// Package that could not be installed.
     NotInstalled {
-        /// The module that was imported.
+        /// Module that the code imports.
         module: String,
-        /// The package that was tried.
+        /// Package that the installer tried.
         package: String,
-        /// What the installer said.
+        /// Message of the installer.
         why: String,
     },
-    /// The run was not forked from the warmed interpreter: a plain one was started.
+    /// The run used a new interpreter instead of a fork of the preloaded interpreter.
     Plain {
-        /// Modules imported ahead that the sandbox has others of.
+        /// Preloaded modules of which the sandbox has its own versions.
         shadowed: Vec<String>,
     },
-    /// The context began anew before this cell: variables of earlier cells are gone.
+    /// The context was restarted before this cell. Variables of earlier cells are gone.
     Restarted {
-        /// Why.
+        /// Reason.
         because: Loss,
     },
-    /// Written between two cells, by what an earlier one left running.
+    /// Output written between two cells, by code that an earlier cell left running.
     Late {
-        /// To standard output.
+        /// Text written to standard output.
         stdout: String,
-        /// To standard error.
+        /// Text written to standard error.
         stderr: String,
     },
-    /// Something was shown that is too large to be kept, or cannot be read.
+    /// Result that was not kept because it is too large or cannot be read.
     Omitted {
-        /// Its size.
+        /// Size in bytes.
         bytes: u64,
-        /// What it was, as far as is known.
+        /// MIME types of the result, as far as known.
         #[serde(default)]
         types: Vec<String>,
     },
-    /// The cell could not begin.
+    /// The cell could not start.
     Refused {
-        /// Why.
+        /// Reason.
         error: Error,
     },
 }
 
-/// One thing in several representations.
+/// Result in one or more representations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Bundle {
-    /// By MIME type: text, or JSON; bytes are in base64.
+    /// Representations of the result by MIME type. Each is text or JSON; binary data is encoded as base64.
     pub data: BTreeMap<String, Value>,
-    /// What is said about them.
+    /// Metadata of the representations.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, Value>,
-    /// Its name among displays, by which it can be updated.
+    /// Display ID, by which a later result can replace this result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Whether it takes the place of the display of that name.
+    /// True if this result replaces an earlier result with the same `id`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub update: bool,
-    /// The name under which it would be kept as a file: `figure_1.png`.
+    /// File name for saving the result, such as `figure_1.png`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What is drawn, as data: type, title, axes, units, elements.
+    /// Data of the chart that the result shows: type, title, axes, units and elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chart: Option<Value>,
 }
 
-/// An exception that nobody caught.
+/// Uncaught exception.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Exception {
-    /// Its type: `ValueError`.
+    /// Type of the exception, such as `ValueError`.
     pub name: String,
-    /// What it says.
+    /// Message.
     pub message: String,
-    /// Where it came from, the outermost first. Lines are those of the code as it was sent.
+    /// Stack frames, outermost first. Line numbers refer to the code as it was sent.
     pub frames: Vec<Frame>,
-    /// All of it as Python prints it.
+    /// Complete traceback, as Python prints it.
     pub text: String,
 }
 
-/// One frame of a traceback.
+/// Stack frame of a traceback.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Frame {
-    /// The file; `<code>` or `<cell 3>` for code that was sent.
+    /// File name. Code that a client sent has a name such as `<code>` or `<cell 3>`.
     pub file: String,
-    /// The line in it, from 1.
+    /// Line number, from 1.
     pub line: u64,
-    /// The function.
+    /// Function name.
     pub function: String,
-    /// The text of that line.
+    /// Source text of the line.
     pub source: String,
 }
 
-/// A package that was installed because the code imports a module of it.
+/// Package that was installed because the code imports one of its modules.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Installed {
-    /// The module.
+    /// Module that the code imports.
     pub module: String,
-    /// The package.
+    /// Installed package.
     pub package: String,
 }
 
@@ -320,14 +323,18 @@ impl Language {
 }
 
 impl Code {
-    /// Refuses what cannot be run, by name, before anything is started (A3.07).
+    /// Refuses what cannot be run, by name, before anything is started (requirement A3.07).
     pub(crate) fn check(&self, spec: &ExecSpec) -> Result<(), Error> {
         if self.source.trim().is_empty() {
             return Err(Error::invalid("code.source is empty", "Send the code to run."));
         }
         if self.source.len() > limits::CODE_BYTES_MAX {
             let bytes = self.source.len() as u64;
-            return Err(limits::exceeded("code.source, in bytes", bytes, limits::CODE_BYTES_MAX as u64));
+            return Err(limits::exceeded(
+                "the length of code.source in bytes",
+                bytes,
+                limits::CODE_BYTES_MAX as u64,
+            ));
         }
         let not_with_code = [
             ("argv", !spec.argv.is_empty()),
@@ -341,10 +348,10 @@ impl Code {
         if let Some((name, _)) = not_with_code.into_iter().find(|(_, is_there)| *is_there) {
             let (message, fix) = match name {
                 "uid" | "cwd" | "output mode `block`" => (
-                    format!("a cell has no {name} of its own"),
-                    "Give it to the context when it is created, or run without one.",
+                    format!("a cell in a context cannot set {name}"),
+                    "Run the code without a context. The working directory of a context is set when the context is created.",
                 ),
-                _ => (format!("code and {name} exclude each other"), "Send one of them."),
+                _ => (format!("code and {name} cannot be combined"), "Send either code or the other field."),
             };
             return Err(Error::invalid(message, fix));
         }
@@ -355,8 +362,8 @@ impl Code {
         let wanted = !self.requirements.is_empty() || self.install_missing;
         if wanted && self.language.is_some_and(|language| language != Language::Python) {
             return Err(Error::invalid(
-                "requirements and install_missing are for Python",
-                "Install what other languages need by a command.",
+                "requirements and install_missing are supported only for Python",
+                "Install packages for other languages with a command.",
             ));
         }
         if self.requirements.len() > limits::REQUIREMENTS_MAX {
@@ -373,13 +380,15 @@ impl Code {
                 || entry.contains(['\n', '\r', '\0'])
             {
                 return Err(Error::invalid(
-                    format!("{entry:?} is no requirement"),
-                    "Name one package a line, such as \"numpy==2.1.0\".",
+                    format!("{entry:?} is not a valid requirement"),
+                    "Name one package per entry, such as \"numpy==2.1.0\".",
                 ));
             }
         }
         match self.install_ms {
-            Some(0) => Err(Error::invalid("install_ms is 0", "Give at least 1 ms, or leave it out.")),
+            Some(0) => {
+                Err(Error::invalid("install_ms is 0", "Set install_ms to at least 1, or omit install_ms."))
+            }
             Some(ms) if ms > limits::INSTALL_MS_MAX => {
                 Err(limits::exceeded("install_ms", ms, limits::INSTALL_MS_MAX))
             }
@@ -396,7 +405,7 @@ impl ContextSpec {
     pub fn check(&self) -> Result<(), Error> {
         if !matches!(self.language, Language::Python | Language::Bash) {
             return Err(Error::invalid(
-                format!("there are no contexts of {}", self.language.name()),
+                format!("contexts do not support {}", self.language.name()),
                 "Use python or bash, or run the code without a context.",
             ));
         }
@@ -416,7 +425,7 @@ mod tests {
 
     #[test]
     fn code_is_checked_before_anything_is_started() {
-        // A3.07
+        // Requirement A3.07.
         let good = Code { source: "print(1)".into(), ..Code::default() };
         assert_eq!(with(good.clone()).check(), Ok(()));
         for (bad, names) in [

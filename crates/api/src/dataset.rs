@@ -17,17 +17,17 @@ pub const PUT_MAX: usize = 64;
 /// The length of a name.
 const NAME_BYTES_MAX: usize = 63;
 
-/// A file that a project keeps.
+/// File that a project stores, to be copied into sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Dataset {
-    /// Its name.
+    /// Dataset name: lower-case letters, digits, `.`, `_` and `-`, beginning with a letter or digit, at most 63 characters.
     pub name: String,
-    /// Its size.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// The SHA-256 of its bytes, as 64 digits.
+    /// SHA-256 of the content, 64 hexadecimal digits.
     pub sha256: String,
-    /// When it was put there, in milliseconds since 1970, by the server's clock.
+    /// Time of the upload by the server's clock, Unix time in milliseconds.
     pub created_at_ms: u64,
 }
 
@@ -44,9 +44,9 @@ pub fn check_name(name: &str) -> Result<(), Error> {
     }
     let shown: String = name.chars().take(NAME_BYTES_MAX).collect();
     Err(Error::invalid(
-        format!("{shown:?} is not the name of a dataset"),
+        format!("{shown:?} is not a valid dataset name"),
         format!(
-            "Use lower-case letters, digits, '.', '_' and '-', a letter or a digit first, at most {NAME_BYTES_MAX}."
+            "Use at most {NAME_BYTES_MAX} lower-case letters, digits, '.', '_' and '-', starting with a letter or a digit."
         ),
     ))
 }

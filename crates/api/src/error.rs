@@ -1,94 +1,94 @@
-//! The one shape of every error that leaves Belljar.
+//! The one shape of every error that leaves Bellglass.
 //!
 //! A program, a person and an LLM all read these, so each says what happened (`code`, `message`), whose doing it
 //! was (`layer`), whether anything ran (`ran`), whether asking again is safe (`retry`) and what to do (`fix`).
 
 use serde::{Deserialize, Serialize};
 
-/// An error as it travels.
+/// Error with a stable code and a suggested action.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[error("{message}")]
 pub struct Error {
-    /// The stable name; programs match on this.
+    /// Stable error code, for programs to match on.
     pub code: ErrorCode,
-    /// What happened to which thing, as one sentence without a full stop.
+    /// Description of the failure and of the resource concerned, as one sentence without a full stop.
     pub message: String,
-    /// Whose doing it was.
+    /// Origin of the error.
     pub layer: Layer,
-    /// Whether the command ran.
+    /// Indicates if the command ran.
     pub ran: Ran,
-    /// Whether asking again is safe.
+    /// Indicates if a retry is safe.
     pub retry: Retry,
-    /// One sentence on what to do.
+    /// Suggested action, as one sentence.
     pub fix: String,
 }
 
-/// The closed set of error names.
+/// Error code. There are no other values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
-    /// The command could not be started: not found, not executable, bad interpreter, bad directory.
+    /// The command could not be started: not found, not executable, bad interpreter or bad directory.
     SpawnFailed,
-    /// The request itself is wrong; the message names the field.
+    /// The request is invalid. The message names the field.
     InvalidRequest,
-    /// A value is above its hard maximum or below its minimum; the message names the limit.
+    /// A value is above its maximum or below its minimum. The message names the limit.
     LimitExceeded,
-    /// There is no such sandbox, exec or template.
+    /// The sandbox, exec, template or other resource does not exist.
     NotFound,
-    /// The thing is not in a state in which this can be done, or the same id was used for something else.
+    /// The resource is in a state that does not allow this, or its ID was already used for something else.
     Conflict,
-    /// What is at the path is no regular file, so it has no bytes to read or replace.
+    /// The path is not a regular file, so it has no content to read or replace.
     NotRegular,
-    /// A limit or a tier cannot be enforced on this machine.
+    /// A limit or tier cannot be enforced on this machine.
     Unsupported,
-    /// The machine has no room for one more, or is being emptied.
+    /// The machine has no room for another sandbox or is being drained.
     Capacity,
-    /// The project has all that its quota allows.
+    /// The project has reached its quota.
     QuotaExceeded,
-    /// The project asks faster than its quota allows.
+    /// The project sends requests faster than its quota allows.
     RateLimited,
-    /// The request carries no key, or none that is valid.
+    /// The key is missing or invalid.
     Unauthorized,
-    /// The key's role does not allow this.
+    /// The role of the key does not allow this.
     Forbidden,
-    /// No runtime of this machine is as strong as was asked for.
+    /// No runtime of this machine is as strong as the requested tier.
     TierUnavailable,
-    /// The body is longer than any may be.
+    /// The request body is too large.
     TooLarge,
-    /// The client speaks a version of the API that this server does not.
+    /// The client uses an API version that this server does not support.
     VersionUnsupported,
-    /// The server's store does not answer; what runs goes on.
+    /// The server's store does not respond. Running sandboxes and execs continue.
     StoreUnavailable,
-    /// The live posture of the sandbox is not the expected one of its tier.
+    /// The live posture of the sandbox does not match its tier.
     PostureMismatch,
     /// The sandbox is gone.
     SandboxLost,
-    /// The guest said something that the protocol does not allow.
+    /// The guest violated the protocol.
     Protocol,
     /// A wait reached its deadline.
     Deadline,
-    /// The platform failed; the message names the act and the thing.
+    /// Internal error. The message names the operation and the resource.
     Platform,
 }
 
-/// Whose doing an error is.
+/// Origin of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Layer {
     /// The code that was run, or the request to run it.
     UserCode,
-    /// The sandbox around it.
+    /// The sandbox around the code.
     Sandbox,
-    /// A rule of the operator's.
+    /// A rule of the operator.
     Policy,
-    /// Belljar or the machine.
+    /// Bellglass or the machine.
     Platform,
 }
 
-/// Whether the command ran.
+/// Indicates if the command ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -97,20 +97,20 @@ pub enum Ran {
     Yes,
     /// It did not run.
     No,
-    /// It cannot be known.
+    /// Not known.
     Unknown,
 }
 
-/// Whether asking again is safe.
+/// Indicates if a retry is safe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Retry {
-    /// Asking again may work and does no harm.
+    /// A retry may succeed and does no harm.
     Safe,
-    /// Asking again gives the same answer.
+    /// A retry gives the same result.
     Useless,
-    /// The first try may have had effects.
+    /// The first attempt may have had effects.
     Unknown,
 }
 
@@ -164,7 +164,7 @@ impl Error {
             layer: Layer::UserCode,
             ran: Ran::No,
             retry: Retry::Useless,
-            fix: "List what there is and use one of those names.".into(),
+            fix: "List the existing names and use one of them.".into(),
         }
     }
 }

@@ -11,156 +11,162 @@ use crate::id::{ContextId, ExecId};
 use crate::limits;
 use crate::terminal::TerminalSize;
 
-/// A request to run one command, or code. Sent with `PUT /execs/{id}`; sent again with the same id it changes nothing.
+/// Command or code to run.
+// Sent to a guest with `PUT /execs/{id}`; a repeated request with the same ID changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ExecSpec {
-    /// The program and its arguments. A program without `/` is looked up in `PATH`. Empty where code is run.
+    /// Program and arguments. A program name without `/` is looked up in `PATH`. The list is empty if `code` is set. `argv` and `env`
+    /// together have at most 2,000,000 bytes; one argument has at most 131,071 bytes.
     #[serde(default)]
     pub argv: Vec<String>,
-    /// Variables added to the sandbox's own few.
+    /// Environment variables, in addition to those of the sandbox.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// The directory to start in; `/workspace` if none is named.
+    /// Working directory. Default `/workspace`.
     #[serde(default)]
     pub cwd: Option<String>,
-    /// The user to run as; the sandbox's own user (1000) if none is named. 0 is root of the sandbox's own user namespace, where its
-    /// project may have that and its template is a workstation.
+    /// User ID to run as, at most 65,532. Default 1000, the sandbox's own user. 0 is root of the sandbox's own user namespace; root
+    /// requires a workstation template and `root` in the project's quota.
     #[serde(default)]
     pub uid: Option<u32>,
-    /// Whether bytes will be sent to standard input. If not, it is `/dev/null`.
+    /// Accept standard input. If false (default), standard input is `/dev/null`.
     #[serde(default)]
     pub stdin: bool,
-    /// The wall-clock limit, from the start of the process. None: until the sandbox ends.
+    /// Wall-clock limit in milliseconds from the start of the process, at most 24 hours. If absent, the exec can run until the sandbox
+    /// ends.
     #[serde(default)]
     pub deadline_ms: Option<u64>,
-    /// How long the processes of the exec have between SIGTERM and SIGKILL when it is ended from outside.
+    /// Time between SIGTERM and SIGKILL when the exec is stopped from outside, in milliseconds. Default 500, maximum 60,000.
     #[serde(default)]
     pub grace_ms: Option<u64>,
-    /// What happens when the output is larger than what is kept.
+    /// Behaviour when the output exceeds `output_bytes`. Default `keep`.
     #[serde(default)]
     pub output: OutputMode,
-    /// How many bytes of each stream are kept; [`limits::OUTPUT_BYTES`] if none is named.
+    /// Number of bytes to keep of each output stream: 4,096 to 100,000,000. Default 10,000,000.
     #[serde(default)]
     pub output_bytes: Option<u64>,
-    /// Whether processes that the command leaves behind go on after it has ended.
+    /// Treatment of processes that outlive the command. Default `keep`.
     #[serde(default)]
     pub background: Background,
-    /// Runs it on a terminal of this size: its three streams are one pseudo-terminal, which it controls. What it writes
-    /// is standard output; standard input is implied.
+    /// Run the command on a pseudo-terminal of this size, which replaces all three standard streams and is the controlling terminal. The
+    /// output of the terminal is returned as standard output; `stdin` is implied.
     // Left out where there is none: a guest of a release that knew no terminals refuses fields it does not know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
     /// Code to run instead of a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<Code>,
-    /// Which of the files that it makes or changes are kept; none, if nothing is said. For the node: a guest is not told.
+    /// New or changed files to keep as artifacts. By default, no files are kept.
+    // For the node; not sent to a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifacts: Option<Keep>,
 }
 
-/// What happens when an exec's output is larger than what is kept.
+/// Behaviour when the output of an exec exceeds the bytes to keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OutputMode {
-    /// The process never waits. The first and the last half of the kept bytes stay; the middle is reported as a gap.
+    /// The process never blocks. The first and last half of the limit are kept; the middle is reported as a gap.
     #[default]
     Keep,
-    /// The process waits until a reader has taken bytes. Nothing is dropped.
+    /// The process blocks until a reader has consumed output. Nothing is dropped.
     Block,
-    /// The exec is ended with [`Outcome::OutputLimit`].
+    /// The exec is killed, with the outcome `output_limit`.
     Kill,
 }
 
-/// What becomes of processes that outlive the command itself.
+/// Treatment of processes that outlive the command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Background {
-    /// They go on, and are listed with the exec that started them.
+    /// They keep running and are listed with the exec that started them.
     #[default]
     Keep,
-    /// They are ended with it.
+    /// They are killed when the command ends.
     Kill,
 }
 
-/// One of the streams of an exec.
+/// Output stream of an exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
-    /// Descriptor 1.
+    /// Standard output, descriptor 1.
     Stdout,
-    /// Descriptor 2.
+    /// Standard error, descriptor 2.
     Stderr,
-    /// What code shows besides: lines of JSON, each a [`crate::code::ResultLine`]. A gap is all of them: of execs that ended long ago, output makes
-    /// room for others'.
+    /// Results of code: JSON lines of the type `ResultLine`. A gap covers all of them: output of execs that ended long ago is dropped to
+    /// make room for others.
     Results,
 }
 
 /// The exit code of a guest whose time to live was over.
 pub const GUEST_EXPIRED: u8 = 87;
 
-/// How an exec ended. The set is closed; a missing status is [`Outcome::Unknown`], never an exit with code 0.
+/// Outcome of an exec. There are no other values. If the exit status is missing, the outcome is `unknown`, never an exit with code 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Outcome {
-    /// It ended by itself.
+    /// The command exited.
     Exited {
-        /// Its exit code.
+        /// Exit code.
         code: i32,
     },
-    /// A signal ended it.
+    /// A signal killed the command.
     Signaled {
-        /// The signal's number.
+        /// Signal number.
         signal: i32,
     },
-    /// Its deadline came.
+    /// The deadline was reached.
     Timeout,
-    /// The memory of the sandbox was used up.
+    /// The sandbox ran out of memory.
     Oom,
-    /// It wrote more than was allowed, in mode `kill`.
+    /// The output exceeded its limit, in output mode `kill`.
     OutputLimit,
-    /// Somebody with the right to do so ended it.
+    /// An authorized client cancelled the exec.
     Cancelled,
-    /// The sandbox ended under it.
+    /// The sandbox ended while the exec was running.
     SandboxLost {
-        /// Why the sandbox ended.
+        /// Reason why the sandbox ended.
         cause: LostCause,
     },
-    /// It cannot be known.
+    /// The outcome is not known.
     Unknown,
 }
 
-/// Why a sandbox ended without being asked to.
+/// Reason why a sandbox ended while an exec was running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum LostCause {
-    /// The guest or the whole sandbox was killed or died.
+    /// The guest or the whole sandbox died or was killed.
     Died,
-    /// The memory of the whole sandbox was used up (tiers in which an overrun ends the sandbox).
+    /// The whole sandbox ran out of memory, in tiers where that ends the sandbox.
     Oom,
-    /// The sandbox's time to live was over.
+    /// The sandbox reached its time to live.
     Expired,
-    /// Somebody stopped it.
+    /// The sandbox was stopped.
     Stopped,
+    /// The sandbox used too much of a kernel resource that has no limit, such as file locks.
+    KernelResource,
 }
 
-/// How an exec is doing.
+/// Exec and its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ExecInfo {
-    /// Its name.
+    /// Exec ID.
     pub id: ExecId,
-    /// The program and its arguments, shortened to [`limits::ARGV_SHOWN_BYTES`].
+    /// Program and arguments, truncated to 256 bytes.
     pub argv: String,
-    /// How it ended, once it has.
+    /// Outcome. `null` while the command is running.
     pub outcome: Option<Outcome>,
-    /// Processes alive that belong to it: the command itself and what it left behind. Never counts a zombie.
+    /// Number of live processes of the exec, including those that outlive the command. Zombies are not counted.
     pub processes: u32,
     /// Bytes written to standard output so far.
     pub stdout_bytes: u64,
@@ -169,74 +175,74 @@ pub struct ExecInfo {
     /// Bytes of results so far.
     #[serde(default)]
     pub results_bytes: u64,
-    /// The context it is a cell of.
+    /// Context of the exec, if it is a cell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<ContextId>,
-    /// Bytes of standard input taken so far: the offset of the next.
+    /// Bytes of standard input received so far, which is the offset of the next byte.
     #[serde(default)]
     pub stdin_bytes: u64,
-    /// How long the command itself has run, or ran.
+    /// Run time of the command so far, or in total once it has ended, in milliseconds.
     pub duration_ms: u64,
-    /// Its own wall-clock limit, if it has one. A node that was not there when it started learns from this, with
-    /// `duration_ms`, when to end it from outside.
+    /// Wall-clock limit in milliseconds, if the exec has one.
+    // From this and `duration_ms`, a node that did not start the exec learns when to stop it from outside.
     #[serde(default)]
     pub deadline_ms: Option<u64>,
-    /// How long its processes have between SIGTERM and SIGKILL when it is ended from outside.
+    /// Time between SIGTERM and SIGKILL when the exec is stopped from outside, in milliseconds.
     #[serde(default)]
     pub grace_ms: u64,
-    /// How long ago it ended, once it has.
+    /// Time since the command ended, in milliseconds. `null` while the command is running.
     #[serde(default)]
     pub ended_ms_ago: Option<u64>,
-    /// The size of its terminal, if it has one.
+    /// Size of the terminal, if the exec has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
 }
 
-/// The last thing a reader of an exec's output gets.
+/// Outcome and totals of an exec, at the end of its output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ExecEnd {
-    /// How it ended.
+    /// Outcome.
     pub outcome: Outcome,
-    /// All bytes written to standard output, kept or not.
+    /// Total bytes written to standard output, including bytes that were not kept.
     pub stdout_bytes: u64,
-    /// Bytes of standard output that were not kept.
+    /// Bytes of standard output that were not kept and can no longer be read. An earlier reader may have received them.
     pub stdout_dropped: u64,
-    /// All bytes written to standard error, kept or not.
+    /// Total bytes written to standard error, including bytes that were not kept.
     pub stderr_bytes: u64,
-    /// Bytes of standard error that were not kept.
+    /// Bytes of standard error that were not kept and can no longer be read. An earlier reader may have received them.
     pub stderr_dropped: u64,
-    /// All bytes of results.
+    /// Total bytes of results.
     #[serde(default)]
     pub results_bytes: u64,
-    /// Whether the context it was a cell of lost its variables.
+    /// True if the exec was a cell and its context lost its variables.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub state_lost: bool,
-    /// How long the command itself ran, in microseconds.
+    /// Run time of the command in microseconds.
     pub duration_us: u64,
-    /// Processes it left behind, alive when it ended.
+    /// Number of processes that were still alive when the command ended.
     pub left_running: u32,
-    /// What memory looked like, where the outcome is `oom`.
+    /// Memory limit and peak memory usage, if the outcome is `oom`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryReport>,
 }
 
-/// What memory looked like when it was used up.
+/// Memory limit and peak memory usage of a sandbox that ran out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct MemoryReport {
-    /// The limit.
+    /// Memory limit in bytes.
     pub limit_bytes: u64,
-    /// The most that was ever used.
+    /// Peak memory usage in bytes.
     pub peak_bytes: u64,
 }
 
-/// A request to send a signal to every process of an exec.
+/// Signal for every process of an exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SignalRequest {
-    /// The signal's number, 1 to 64.
+    /// Signal number, 1 to 64.
     pub signal: i32,
 }
 
@@ -247,7 +253,7 @@ impl Outcome {
             Self::Exited { code } => *code,
             Self::Signaled { signal } => 128 + signal,
             Self::Timeout => 124,
-            // A2.05: exceeding the memory limit yields 137.
+            // Requirement A2.05: exceeding the memory limit yields 137.
             Self::Oom => 137,
             Self::OutputLimit => 125,
             Self::Cancelled => 130,
@@ -267,21 +273,21 @@ impl ExecSpec {
             (None, Some(program)) if !program.is_empty() => {}
             (None, program) => {
                 let what = if program.is_some() { "argv[0] is empty" } else { "argv is empty" };
-                return Err(Error::invalid(what, "Name the program to run as argv[0]."));
+                return Err(Error::invalid(what, "Set argv[0] to the program to run."));
             }
         }
         let argv_bytes: usize = self.argv.iter().map(|word| word.len() + 1).sum();
         let env_bytes: usize = self.env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
         if argv_bytes + env_bytes > limits::ARGV_ENV_BYTES_MAX {
             return Err(limits::exceeded(
-                "argv and env together, in bytes",
+                "the total size of argv and env in bytes",
                 (argv_bytes + env_bytes) as u64,
                 limits::ARGV_ENV_BYTES_MAX as u64,
             ));
         }
         if let Some(word) = self.argv.iter().find(|word| word.len() > limits::WORD_BYTES_MAX) {
             return Err(limits::exceeded(
-                "one word of argv, in bytes",
+                "the length of one argv entry in bytes",
                 word.len() as u64,
                 limits::WORD_BYTES_MAX as u64,
             ));
@@ -289,8 +295,8 @@ impl ExecSpec {
         let texts = self.argv.iter().chain(self.env.keys()).chain(self.env.values()).chain(self.cwd.as_ref());
         if texts.into_iter().any(|text| text.contains('\0')) {
             return Err(Error::invalid(
-                "argv, env or cwd holds a NUL byte",
-                "Send such bytes through standard input or a file.",
+                "argv, env or cwd contains a NUL byte",
+                "Pass NUL bytes through standard input or a file.",
             ));
         }
         self.check_env()?;
@@ -307,8 +313,8 @@ impl ExecSpec {
         // Its readers come and go: a program must not stand still because nobody looks.
         if self.output == OutputMode::Block {
             return Err(Error::invalid(
-                "a terminal has no output mode `block`",
-                "Use `keep`, which leaves the last bytes as scrollback, or `kill`.",
+                "a terminal does not support output mode `block`",
+                "Use `keep`, which retains the last bytes as scrollback, or `kill`.",
             ));
         }
         Ok(())
@@ -318,14 +324,14 @@ impl ExecSpec {
         for (name, value) in &self.env {
             if name.is_empty() || name.contains('=') {
                 return Err(Error::invalid(
-                    format!("{name:?} is not the name of a variable"),
-                    "A name has at least one character and no '='.",
+                    format!("{name:?} is not a valid variable name"),
+                    "Use a name with at least one character and no '='.",
                 ));
             }
             let bytes = name.len() + value.len() + 1;
             if bytes > limits::WORD_BYTES_MAX {
                 return Err(limits::exceeded(
-                    "one variable of env, in bytes",
+                    "the length of one env variable in bytes",
                     bytes as u64,
                     limits::WORD_BYTES_MAX as u64,
                 ));
@@ -342,22 +348,25 @@ impl ExecSpec {
         if self.uid != Some(0) || (rooted && self.code.is_none()) {
             return Ok(());
         }
-        let fix = "Leave the uid out: the sandbox's own user runs it. Commands run as root in a workstation of tier `container` whose project may have that: \
-                   `belljar project set NAME --root true`.";
-        Err(Error::invalid("uid 0 is not offered here", fix))
+        let fix = "Omit uid to run as the sandbox's own user. Commands can run as root in a workstation of tier `container` whose project allows it: \
+                   `bellglass project set NAME --root true`.";
+        Err(Error::invalid("uid 0 is not allowed here", fix))
     }
 
     fn check_numbers(&self) -> Result<(), Error> {
         if self.uid.is_some_and(|uid| uid > limits::UID_MAX) {
             return Err(Error::invalid(
-                format!("uid {} is not offered", self.uid.unwrap_or_default()),
-                format!("Use a uid from 1 to {}, or none for the sandbox's own user.", limits::UID_MAX),
+                format!("uid {} is not allowed", self.uid.unwrap_or_default()),
+                format!(
+                    "Use a uid from 1 to {}, or omit uid to run as the sandbox's own user.",
+                    limits::UID_MAX
+                ),
             ));
         }
         if self.deadline_ms == Some(0) {
             return Err(Error::invalid(
                 "deadline_ms is 0",
-                "Give at least 1 ms, or leave it out to run until the sandbox ends.",
+                "Set deadline_ms to at least 1, or omit deadline_ms to let the command run until the sandbox stops.",
             ));
         }
         for (name, value, most) in [
@@ -371,8 +380,8 @@ impl ExecSpec {
         }
         if self.output_bytes.is_some_and(|bytes| bytes < limits::OUTPUT_BYTES_MIN) {
             return Err(Error::invalid(
-                format!("output_bytes is below {}", limits::OUTPUT_BYTES_MIN),
-                "Keep at least that much, and read less of it.",
+                format!("output_bytes is below the minimum of {}", limits::OUTPUT_BYTES_MIN),
+                "Set output_bytes to at least this minimum. A client can still read only part of the output.",
             ));
         }
         Ok(())

@@ -46,101 +46,101 @@ pub const READ_BYTES_MAX: u64 = limits::Limits::MAX.disk_bytes;
 /// The content type of an archive.
 pub const ARCHIVE: &str = "application/x-tar";
 
-/// What is at a path.
+/// File, directory or other entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct FileInfo {
-    /// Its path. Bytes that are not UTF-8 are shown as U+FFFD; then `path_encoded` is exact.
+    /// Path. Bytes that are not UTF-8 are shown as U+FFFD; `path_encoded` then has the exact path.
     pub path: String,
-    /// The exact path, percent-encoded as a query takes it, where `path` is not it.
+    /// Exact path, percent-encoded for use in a query. Present only if `path` is not exact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_encoded: Option<String>,
-    /// What it is.
+    /// Type of the entry.
     pub kind: FileKind,
-    /// The size of a regular file.
+    /// Size of a regular file in bytes.
     pub size_bytes: u64,
-    /// Its permissions.
+    /// Permission bits.
     pub mode: u32,
-    /// The user it belongs to.
+    /// User ID of the owner.
     pub uid: u32,
-    /// The group it belongs to.
+    /// Group ID.
     pub gid: u32,
-    /// When it was last written to.
+    /// Time of the last modification, Unix time in milliseconds.
     pub modified_at_ms: i64,
-    /// Another text whenever the file is another or was written to.
+    /// Version of the file. It changes when the file is modified or replaced.
     pub version: String,
-    /// Where a symlink leads. It is not followed.
+    /// Target of a symlink. Symlinks are not followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// Why nothing more can be said of this entry of a listing.
+    /// Reason why this entry of a listing has no further details.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Error>,
 }
 
-/// What a thing is.
+/// Type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FileKind {
-    /// A regular file.
+    /// Regular file.
     File,
-    /// A directory.
+    /// Directory.
     Directory,
-    /// A symlink.
+    /// Symlink.
     Symlink,
-    /// A FIFO.
+    /// FIFO.
     Fifo,
-    /// A socket.
+    /// Socket.
     Socket,
-    /// A device.
+    /// Device.
     Device,
-    /// It cannot be known.
+    /// Not known.
     Unknown,
 }
 
-/// Something that happened to a file.
+/// Change of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct FileEvent {
-    /// What happened.
+    /// Type of change.
     pub event: Change,
-    /// To which file. None where more happened than could be kept.
+    /// Path of the file. Absent for `overflow`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The exact path, where `path` is not it.
+    /// Exact path, percent-encoded. Present only if `path` is not exact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_encoded: Option<String>,
 }
 
-/// What happened to a file.
+/// Type of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// It is there now.
+    /// The file now exists.
     Created,
-    /// Its content or its permissions changed.
+    /// The content or the permissions changed.
     Modified,
-    /// It is not there any more: removed, or moved away.
+    /// The file was removed or moved away.
     Removed,
-    /// More happened than could be kept: list what there is.
+    /// Events were dropped. List the directory for its current content.
     Overflow,
 }
 
-/// What came of packing or unpacking an archive.
+/// Summary of an archive that was created or extracted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ArchiveReport {
-    /// Entries of the archive that were packed or made.
+    /// Number of entries that were archived or extracted.
     pub entries: u64,
-    /// Bytes of regular files among them.
+    /// Total size in bytes of the regular files that were archived or extracted.
     pub bytes: u64,
-    /// Things that were left out: devices, FIFOs, sockets, and what could not be read.
+    /// Number of entries that were skipped: devices, FIFOs, sockets and unreadable files.
     pub skipped: u64,
-    /// Files that were written to while they were packed.
+    /// Number of files that were modified while they were archived.
     pub changed: u64,
 }
 
@@ -166,13 +166,13 @@ pub fn not_regular(path: &str, kind: FileKind) -> Error {
         FileKind::Fifo => "a FIFO",
         FileKind::Socket => "a socket",
         FileKind::Device => "a device",
-        FileKind::Unknown => "none",
+        FileKind::Unknown => "of unknown type",
     };
     let fix = match kind {
-        FileKind::Directory => "List it, or take it as an archive.",
-        FileKind::Symlink => "Look where it leads (`target`) and name that path.",
+        FileKind::Directory => "List the directory, or download it as an archive.",
+        FileKind::Symlink => "Use the path in the `target` of the symlink instead.",
         FileKind::File | FileKind::Fifo | FileKind::Socket | FileKind::Device | FileKind::Unknown => {
-            "Read and write it with a command in the sandbox."
+            "Read or write this file with a command in the sandbox."
         }
     };
     Error {

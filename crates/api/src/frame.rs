@@ -46,10 +46,10 @@ pub enum Header {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadFrame {
     /// No such kind or stream, or bits set that mean nothing.
-    #[error("a frame's header is not one")]
+    #[error("invalid frame header")]
     Header,
     /// Longer than any frame may be.
-    #[error("a frame announces {length} bytes, the most is {PAYLOAD_BYTES_MAX}")]
+    #[error("a frame announces {length} bytes, the maximum is {PAYLOAD_BYTES_MAX}")]
     Length {
         /// What was announced.
         length: u32,

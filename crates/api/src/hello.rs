@@ -3,21 +3,33 @@
 //! Each side sends [`HELLO_BYTES`] bytes: eight of magic, the version, the kind of connection, and how many
 //! descriptors travel with it. The node's greeting carries the descriptors by which the guest moves its children
 //! into the cgroup of user code; the guest's carries none.
+//!
+//! A guest that dials shows a token after its greeting, and the node's answer is followed by one. The first answer, before any user
+//! code exists, gives the guest its token; it confirms that with [`TOKEN_TAKEN`], and shows it whenever it dials again. So a node
+//! knows process 1 where the kernel does not vouch for who dials. Until it has one, a guest shows [`NO_TOKEN`].
 
 /// The size of a greeting.
 pub const HELLO_BYTES: usize = 16;
+/// The size of a token: nobody guesses it.
+pub const TOKEN_BYTES: usize = 32;
+/// What a guest shows that has none.
+pub const NO_TOKEN: [u8; TOKEN_BYTES] = [0; TOKEN_BYTES];
+/// What a guest says when it has taken its token.
+pub const TOKEN_TAKEN: u8 = b't';
 /// The version of everything said on the channel. Both sides must say the same.
 pub const VERSION: u16 = 1;
 /// Descriptors that a greeting may carry: the controllers of a cgroup version 1 host, and a little room.
 pub const DESCRIPTORS_MAX: usize = 8;
 
-const MAGIC: [u8; 8] = *b"belljar\n";
+const MAGIC: [u8; 8] = *b"b-glass\n";
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The guest serves on it: exec, files, posture.
     Serve,
+    /// The same, and a token follows.
+    ServeKnown,
 }
 
 /// One side's greeting.
@@ -37,10 +49,10 @@ pub struct Hello {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadHello {
     /// Not ours at all.
-    #[error("the other side does not speak Belljar's channel protocol")]
+    #[error("the peer does not speak Bellglass's channel protocol")]
     Magic,
     /// Ours, of another version.
-    #[error("the other side speaks version {theirs} of the channel protocol, this side version {VERSION}")]
+    #[error("the peer speaks version {theirs} of the channel protocol, this side speaks version {VERSION}")]
     Version {
         /// The version the other side speaks.
         theirs: u16,
@@ -57,6 +69,7 @@ impl Hello {
         let version = VERSION.to_be_bytes();
         let kind = match self.kind {
             Kind::Serve => 1,
+            Kind::ServeKnown => 2,
         };
         let fields =
             [version[0], version[1], kind, self.cgroups, u8::from(self.oom_count), u8::from(self.oom_event)];
@@ -80,10 +93,15 @@ impl Hello {
             return Err(BadHello::Version { theirs });
         }
         let count = usize::from(cgroups) + usize::from(oom_count) + usize::from(oom_event);
-        if kind != 1 || oom_count > 1 || oom_event > 1 || [z0, z1] != [0, 0] || count > DESCRIPTORS_MAX {
+        let kind = match kind {
+            1 => Kind::Serve,
+            2 => Kind::ServeKnown,
+            _ => return Err(BadHello::Content),
+        };
+        if oom_count > 1 || oom_event > 1 || [z0, z1] != [0, 0] || count > DESCRIPTORS_MAX {
             return Err(BadHello::Content);
         }
-        Ok(Self { kind: Kind::Serve, cgroups, oom_count: oom_count == 1, oom_event: oom_event == 1 })
+        Ok(Self { kind, cgroups, oom_count: oom_count == 1, oom_event: oom_event == 1 })
     }
 
     /// How many descriptors travel with this greeting.
@@ -99,8 +117,10 @@ mod tests {
     #[test]
     fn a_greeting_survives_the_wire() {
         for cgroups in 0..6 {
-            let hello = Hello { kind: Kind::Serve, cgroups, oom_count: cgroups > 0, oom_event: cgroups > 1 };
-            assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+            for kind in [Kind::Serve, Kind::ServeKnown] {
+                let hello = Hello { kind, cgroups, oom_count: cgroups > 0, oom_event: cgroups > 1 };
+                assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+            }
         }
     }
 

@@ -31,8 +31,8 @@ impl Host {
         let wrong = || {
             let shown: String = text.chars().take(NAME_BYTES_MAX).flat_map(char::escape_default).collect();
             Error::invalid(
-                format!("\"{shown}\" is not the name of a host"),
-                "Use a name of letters, digits, hyphens and dots (an international one as xn--…), or a plain address.",
+                format!("\"{shown}\" is not a valid host name"),
+                "Use a name of letters, digits, hyphens and dots (international names as xn--…), or an IP address.",
             )
         };
         let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
@@ -59,7 +59,9 @@ impl Host {
     /// # Errors
     /// Either is none.
     pub fn with_port(text: &str, port: Option<u16>) -> Result<(Self, u16), Error> {
-        let wrong = |message: String| Error::invalid(message, "Write it as HOST:PORT.");
+        let wrong = |message: String| {
+            Error::invalid(message, "Write HOST or HOST:PORT, without a scheme such as http://.")
+        };
         let after = text.rfind(']').map_or(0, |at| at + 1);
         let colon = text.get(after..).and_then(|rest| rest.find(':')).map(|at| at + after);
         let (host, number) = match colon {
@@ -76,7 +78,7 @@ impl Host {
             None => port,
         };
         let host = Self::parse(host)?;
-        let port = port.ok_or_else(|| wrong(format!("there is no port after {host}")))?;
+        let port = port.ok_or_else(|| wrong(format!("{host} has no valid port")))?;
         Ok((host, port))
     }
 

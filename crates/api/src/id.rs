@@ -11,25 +11,27 @@ use serde::{Deserialize, Serialize};
 /// A DNS label may have 63 bytes; ports are put in front of ids (`8080-<id>`), and cells and nodes go inside.
 pub const ID_BYTES_MAX: usize = 40;
 
-/// The name of one sandbox.
+/// ID or name of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, pattern = "^[a-z][a-z0-9]{0,39}$"))]
 #[serde(try_from = "String", into = "String")]
 pub struct SandboxId(String);
 
-/// The name of one exec inside its sandbox. Chosen by the asker, so that asking twice starts one.
+/// ID of an exec, unique within its sandbox.
+// Chosen by the caller, so that a repeated request starts only one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, pattern = "^[a-z][a-z0-9]{0,39}$"))]
 #[serde(try_from = "String", into = "String")]
 pub struct ExecId(String);
 
-/// The name of one context inside its sandbox. Chosen by the asker, so that asking twice makes one.
+/// ID of a context, unique within its sandbox.
+// Chosen by the caller, so that a repeated request creates only one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, pattern = "^[a-z][a-z0-9]{0,39}$"))]
 #[serde(try_from = "String", into = "String")]
 pub struct ContextId(String);
 
-/// The name of one session.
+/// ID of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, pattern = "^[a-z][a-z0-9]{0,39}$"))]
 #[serde(try_from = "String", into = "String")]
@@ -37,7 +39,9 @@ pub struct SessionId(String);
 
 /// Why a text is not an id.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{text:?} is not an id: use lower-case letters and digits, a letter first, at most {ID_BYTES_MAX}")]
+#[error(
+    "{text:?} is not a valid id or name: use at most {ID_BYTES_MAX} lower-case letters and digits, beginning with a letter"
+)]
 pub struct NotAnId {
     text: String,
 }

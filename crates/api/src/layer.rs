@@ -5,16 +5,16 @@ use serde::{Deserialize, Serialize};
 /// Layers of one image at most: what container engines allow is 127, and each is one more lookup for every path.
 pub const LAYERS_MAX: usize = 64;
 
-/// How an archive is packed.
+/// Compression of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Compression {
-    /// Not at all.
+    /// No compression.
     None,
-    /// By gzip, perhaps in several members.
+    /// gzip, possibly with several members.
     Gzip,
-    /// By Zstandard, perhaps in several frames.
+    /// Zstandard, possibly with several frames.
     Zstd,
 }
 

@@ -1,4 +1,4 @@
-//! What is said on every wire of Belljar: ids, bodies, frames, error codes and limits.
+//! What is said on every wire of Bellglass: ids, bodies, frames, error codes and limits.
 //!
 //! | module | holds |
 //! |---|---|
@@ -25,6 +25,7 @@
 //! | [`posture`] | what can be seen of a process's privileges |
 //! | [`trace`] | where the time of a request went, and how a step is told |
 //! | [`walls`] | what the guest is told to put around itself, where nobody else does |
+//! | [`defence`] | switches for the controls of attacks, in test builds only |
 //! | [`error`] | the one shape of every error |
 //!
 //! Invariants: nothing here does I/O or knows a clock; every decoder takes hostile bytes and has a bound.
@@ -35,6 +36,7 @@ pub mod account;
 pub mod artifact;
 pub mod code;
 pub mod dataset;
+pub mod defence;
 pub mod error;
 pub mod exec;
 pub mod files;

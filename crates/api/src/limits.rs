@@ -9,15 +9,15 @@ use crate::error::{Error, ErrorCode, Layer, Ran, Retry};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Bytes kept of each output stream of an exec, unless it asks for another number (A2.10).
+/// Bytes kept of each output stream of an exec, unless it asks for another number (requirement A2.10).
 pub const OUTPUT_BYTES: u64 = 10_000_000;
 /// Below this the head and the tail hold no useful text.
 pub const OUTPUT_BYTES_MIN: u64 = 4096;
 /// The reserved blocks of the smallest disk hold the two streams of a few such execs.
 pub const OUTPUT_BYTES_MAX: u64 = 100_000_000;
-/// The wall-clock limit of a run unless another is asked for (A2.08).
+/// The wall-clock limit of a run unless another is asked for (requirement A2.08).
 pub const DEADLINE_MS: u64 = 60_000;
-/// No sandbox lives longer, so no exec can (A1.05: 24 h).
+/// No sandbox lives longer, so no exec can (requirement A1.05: 24 h).
 pub const DEADLINE_MS_MAX: u64 = 24 * 3_600_000;
 /// The time between SIGTERM and SIGKILL unless another is asked for.
 pub const GRACE_MS: u64 = 500;
@@ -41,11 +41,11 @@ pub const ARGV_SHOWN_BYTES: usize = 256;
 pub const UID_MAX: u32 = 65_532;
 /// The user of the interpreter that runs of code are forked from: nobody else has it, so nobody can signal it.
 pub const INTERPRETER_UID: u32 = UID_MAX + 1;
-/// The user that code runs as (A2.03).
+/// The user that code runs as (requirement A2.03).
 pub const UID: u32 = 1000;
-/// Its name (A2.03).
+/// Its name (requirement A2.03).
 pub const USER: &str = "sandbox";
-/// The code of one run (A3.07).
+/// The code of one run (requirement A3.07).
 pub const CODE_BYTES_MAX: usize = 5_000_000;
 /// The code of one cell of a shell, which reads it byte by byte.
 pub const SHELL_CELL_BYTES_MAX: usize = 262_144;
@@ -53,9 +53,9 @@ pub const SHELL_CELL_BYTES_MAX: usize = 262_144;
 pub const REQUIREMENTS_MAX: usize = 100;
 /// One of them.
 pub const REQUIREMENT_BYTES_MAX: usize = 512;
-/// How long an installation may take, unless another time is asked for (A4.07).
+/// How long an installation may take, unless another time is asked for (requirement A4.07).
 pub const INSTALL_MS: u64 = 120_000;
-/// The most that may be asked for (A4.07).
+/// The most that may be asked for (requirement A4.07).
 pub const INSTALL_MS_MAX: u64 = 300_000;
 /// What one line of results may hold: a picture of several megapixels in base64.
 pub const RESULT_BYTES_MAX: usize = 8_100_000;
@@ -79,51 +79,54 @@ pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Width of the range of user ids that each sandbox has to itself.
 pub const UID_RANGE: u32 = 65_536;
 
-/// What one sandbox may use.
+/// Resource limits of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Memory of user code, with everything charged to it (A2.05). No swap.
+    /// Maximum memory charged to user code, in bytes: 16 MiB to 4 GiB. Default 512 MiB. There is no swap.
     pub memory_bytes: u64,
-    /// Processor time per second, in thousandths of a core (A2.06).
+    /// Maximum processor time per second, in thousandths of a core: 10 to 4,000. Default 1,000.
     pub cpu_millis: u64,
-    /// Processes and threads of user code (A2.09).
+    /// Maximum number of processes and threads of user code: 4 to 1,024. Default 128.
     pub pids: u64,
-    /// `/workspace`, the home directory and the kept output together (A2.10).
+    /// Disk space in bytes for `/workspace`, the home directory and kept output together: 64 MiB to 64 GiB. Default 1 GiB.
     pub disk_bytes: u64,
-    /// Files and directories on that disk.
+    /// Maximum number of files and directories on the disk of the sandbox: 256 to 4,194,304. Default 65,536.
     pub disk_inodes: u64,
-    /// `/tmp`, which is memory (A2.07), and at most half of it. 0: it is a directory of the disk, and shares its size.
+    /// Size of `/tmp` in bytes: 1 MiB to 4 GiB, at most half of `memory_bytes`. Default 64 MiB. Files in `/tmp` use memory. With 0, `/tmp`
+    /// is a directory on the disk and counts towards `disk_bytes`.
     pub tmp_bytes: u64,
-    /// How long the sandbox lives at most. The guest ends itself then, also when nobody is left to ask it to.
+    /// Maximum lifetime in milliseconds: 1 second to 24 hours. Default 1 hour. The guest enforces this limit even if the server is not
+    /// running.
     pub ttl_ms: u64,
 }
 
-/// Limits of which only some are said.
+/// Requested resource limits. Omitted limits come from the template or are the defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct WantedLimits {
-    /// As in [`Limits`].
+    /// Maximum memory charged to user code, in bytes: 16 MiB to 4 GiB. There is no swap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// As in [`Limits`].
+    /// Maximum processor time per second, in thousandths of a core: 10 to 4,000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_millis: Option<u64>,
-    /// As in [`Limits`].
+    /// Maximum number of processes and threads of user code: 4 to 1,024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids: Option<u64>,
-    /// As in [`Limits`].
+    /// Disk space in bytes for `/workspace`, the home directory and kept output together: 64 MiB to 64 GiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
-    /// As in [`Limits`].
+    /// Maximum number of files and directories on the disk of the sandbox: 256 to 4,194,304.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_inodes: Option<u64>,
-    /// As in [`Limits`].
+    /// Size of `/tmp` in bytes: 1 MiB to 4 GiB, at most half of `memory_bytes`. Files in `/tmp` use memory. With 0, `/tmp` is a directory
+    /// on the disk and counts towards `disk_bytes`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tmp_bytes: Option<u64>,
-    /// As in [`Limits`].
+    /// Maximum lifetime in milliseconds: 1 second to 24 hours. The guest enforces this limit even if the server is not running.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,
 }
@@ -180,7 +183,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The most that may be asked for (A2.09).
+    /// The most that may be asked for (requirement A2.09).
     pub const MAX: Self = Self {
         memory_bytes: 4 * GIB,
         cpu_millis: 4000,
@@ -227,8 +230,8 @@ impl Limits {
             let on_disk = (name, value) == ("tmp_bytes", 0);
             if value < least && !on_disk {
                 return Err(refused(
-                    format!("{name} is {value}, the least is {least}"),
-                    format!("Ask for {least} or more."),
+                    format!("{name} is {value}, the minimum is {least}"),
+                    format!("Use {least} or more."),
                 ));
             }
         }
@@ -236,10 +239,10 @@ impl Limits {
         if self.tmp_bytes > self.memory_bytes / 2 {
             return Err(refused(
                 format!(
-                    "tmp_bytes is {}, more than half of memory_bytes, {}",
+                    "tmp_bytes is {}, which is more than half of memory_bytes ({})",
                     self.tmp_bytes, self.memory_bytes
                 ),
-                format!("Ask for {} or less, or for more memory.", self.memory_bytes / 2),
+                format!("Set tmp_bytes to {} or less, or increase memory_bytes.", self.memory_bytes / 2),
             ));
         }
         Ok(())
@@ -248,7 +251,7 @@ impl Limits {
 
 /// The error for a value above its hard maximum.
 pub fn exceeded(name: &str, value: u64, most: u64) -> Error {
-    refused(format!("{name} is {value}, the hard maximum is {most}"), format!("Ask for {most} or less."))
+    refused(format!("{name} is {value}, the hard maximum is {most}"), format!("Use {most} or less."))
 }
 
 fn refused(message: String, fix: String) -> Error {
@@ -262,7 +265,7 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_requirements() {
-        // A2.05, A2.06, A2.07, A2.09, A2.10
+        // Requirements A2.05, A2.06, A2.07, A2.09, A2.10.
         let limits = Limits::default();
         assert_eq!(limits.memory_bytes, 512 << 20);
         assert_eq!(limits.cpu_millis, 1000);
@@ -284,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_limit_above_its_maximum_is_refused_by_name() {
-        // A2.09
+        // Requirement A2.09.
         let limits = Limits { memory_bytes: Limits::MAX.memory_bytes + 1, ..Limits::default() };
         let error = limits.check().unwrap_err();
         assert_eq!(error.code, ErrorCode::LimitExceeded);

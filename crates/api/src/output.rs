@@ -15,58 +15,60 @@ pub const NDJSON: &str = "application/x-ndjson";
 /// The longest line: what one frame of the guest holds, escaped at worst to six bytes for one, or the largest result.
 pub const LINE_BYTES_MAX: usize = 8 << 20;
 
-/// One line.
+/// Line of an output stream. The last line is `end` or `error`; a stream that ends without such a line was interrupted and can be resumed
+/// from the last offsets received.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum OutputLine {
-    /// The exec was started (or had been, by the same request). Only the first line, and only of a stream that starts one.
+    /// The exec was started, or an earlier attempt of the same request had already started it. This is the first line of a stream that
+    /// starts an exec; other streams do not have this line.
     Started {
-        /// The exec.
+        /// Exec.
         exec: ExecInfo,
     },
-    /// Bytes of a stream: `text` or `base64`, never both.
+    /// Bytes of a stream, as `text` or `base64`, never both.
     Data {
-        /// Which stream.
+        /// Stream.
         stream: Stream,
-        /// The offset of the first byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// The bytes, where they are UTF-8.
+        /// Bytes that are valid UTF-8.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         text: Option<String>,
-        /// The bytes in base64, where they are not.
+        /// Bytes that are not valid UTF-8, in base64.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base64: Option<String>,
     },
     /// Bytes that were not kept.
     Gap {
-        /// Which stream.
+        /// Stream.
         stream: Stream,
-        /// The first that is missing.
+        /// Offset of the first missing byte.
         from: u64,
-        /// The first that is there again.
+        /// Offset of the first available byte after the gap.
         to: u64,
     },
-    /// Something that code shows besides what it writes.
+    /// Result that code shows in addition to its output.
     Result {
-        /// Where it begins in the stream of results.
+        /// Offset of this result in the stream of results.
         offset: u64,
-        /// Where the next one begins.
+        /// Offset of the next result.
         next: u64,
-        /// What it is, and where among the other two streams.
+        /// Result and its position in the other two streams.
         #[serde(flatten)]
         line: ResultLine,
     },
-    /// Nothing happened for a while; the exec still runs.
+    /// Keep-alive, sent while there is nothing else to report. The exec is still running.
     Heartbeat,
-    /// It has ended. The last line.
+    /// The exec has ended. This is the last line.
     End {
-        /// How.
+        /// Outcome and totals.
         end: ExecEnd,
     },
-    /// The stream cannot go on. The last line.
+    /// Error that ends the stream. It is the last line.
     Error {
-        /// Why.
+        /// Reason.
         error: Error,
     },
 }

@@ -39,97 +39,103 @@ const BYTES_PER_SECOND_BOUNDS: std::ops::RangeInclusive<u64> = 1024..=1 << 34;
 const BYTES_MAX: u64 = 64 << 30;
 const BYTES_MAX_BOUNDS: std::ops::RangeInclusive<u64> = 1..=1 << 50;
 
-/// What may leave a sandbox.
+/// Egress policy of a sandbox. An empty policy allows no egress. A policy has at most 64 KiB as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
-    /// Sets of hosts that have a name.
+    /// Named sets of hosts that are allowed.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub presets: BTreeSet<Preset>,
-    /// Hosts. At most 128.
+    /// Allowed hosts. At most 128.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostRule>,
-    /// Secrets that programs inside may use, each at one place. At most 32.
+    /// Secrets that programs in the sandbox may use, each bound to one destination. At most 32.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<SecretBinding>,
-    /// Which packages the presets for packages let in, and how old they must be.
+    /// Restrictions for the package presets.
     #[serde(skip_serializing_if = "Packages::is_default")]
     pub packages: Packages,
-    /// Every host of the internet. Private, link-local and metadata addresses and those of the machine stay closed.
+    /// Allow every host on the internet, except private, link-local and metadata addresses and the addresses of the machine. Requires
+    /// `open` in the project's quota.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub open: bool,
-    /// What may be sent and received in a second, all connections together.
+    /// Maximum bytes sent and received per second over all connections: 1,024 to 16 GiB. Default 64 MiB.
     pub bytes_per_second: u64,
-    /// What may be sent and received altogether, counted from the start of the sandbox or of the server, whichever was later.
+    /// Maximum total bytes sent and received since the start of the sandbox or of the server, whichever was later. At most 1 PiB. Default
+    /// 64 GiB.
     pub bytes_max: u64,
 }
 
-/// Which packages the presets for packages let in. Those that are needed by others have to be named too.
+/// Restrictions for the package presets. A list of packages must also include their dependencies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Packages {
-    /// Python's, by name; all where it says none.
+    /// Allowed Python packages by name, at most 1,000. If absent, all packages are allowed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub python: Option<Vec<String>>,
-    /// npm's, likewise.
+    /// Allowed npm packages by name, at most 1,000. If absent, all packages are allowed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<Vec<String>>,
-    /// Debian's, likewise.
+    /// Allowed Debian packages by name, at most 1,000. If absent, all packages are allowed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub debian: Option<Vec<String>>,
-    /// How long ago a Python or npm file must have been published, in milliseconds: what is found to be hostile is mostly found soon.
+    /// Minimum time since a Python or npm file was published, in milliseconds. Default 0. Most malicious packages are discovered soon after
+    /// publication.
     pub minimum_age_ms: u64,
 }
 
-/// A file of a package that a sandbox was given: a line of its lock record.
+/// Package file that a sandbox received: an entry of its lock record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+// `code::Installed` has the same name, and names of schemas are unique.
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = PackageFile))]
 pub struct Installed {
-    /// Of which kind.
+    /// Preset through which the sandbox received the file.
     pub kind: Preset,
-    /// The package.
+    /// Package name.
     pub package: String,
-    /// The file.
+    /// File name.
     pub file: String,
-    /// `sha256:` and digits; of npm's, `sha512-` and base64, as a lock file of npm has it.
+    /// Hash of the file: `sha256:` and hexadecimal digits. For npm, `sha512-` and base64, as in an npm lock file.
     pub hash: String,
-    /// Whether the server had it already, and did not fetch it for this.
+    /// True if the server already had the file and did not fetch it for this sandbox.
     pub cached: bool,
-    /// When, in milliseconds since 1970.
+    /// Time when the sandbox received the file, Unix time in milliseconds.
     pub at_ms: u64,
 }
 
-/// A set of hosts that has a name.
+/// Named set of hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Preset {
-    /// Python's package index, for pip and uv.
+    /// Python package index, for pip and uv.
     PythonPackages,
-    /// The npm registry.
+    /// npm registry.
     NodePackages,
-    /// Debian's archive, for apt.
+    /// Debian archive, for apt.
     DebianPackages,
-    /// The public homes of Git repositories, over HTTPS.
+    /// Public Git hosting services, over HTTPS.
     Git,
 }
 
-/// One host, and what may be asked of it.
+/// Allowed host, with optional restrictions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct HostRule {
-    /// A name or an address; `*.example.org` is every name below `example.org`, and not that one.
+    /// Host name or address. `*.example.org` matches every name below `example.org`, but not `example.org` itself.
     pub host: String,
-    /// 80 and 443 unless it says others.
+    /// List of 1 to 32 allowed ports. Default 80 and 443.
     #[serde(default = "web_ports")]
     pub ports: Vec<u16>,
-    /// The methods that may be used; any where it says none. What is encrypted cannot be seen: such a rule lets no TLS through.
+    /// List of 1 to 32 allowed HTTP methods. If absent, all methods are allowed. Encrypted requests cannot be inspected, so a rule with
+    /// methods allows no TLS unless a secret is bound to the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub methods: Option<Vec<String>>,
-    /// The paths that may be asked for, those that begin with it where one ends in `*`. Likewise.
+    /// List of 1 to 32 allowed URL paths. If absent, all paths are allowed. A path that ends in `*` is a prefix. A rule with paths allows
+    /// no TLS unless a secret is bound to the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paths: Option<Vec<String>>,
 }
@@ -206,17 +212,21 @@ impl Policy {
             if !bounds.contains(&value) {
                 return Err(Error::invalid(
                     format!(
-                        "{what} of a policy is {value}, which is not from {} to {}",
+                        "{what} of the policy is {value}, outside the range {} to {}",
                         bounds.start(),
                         bounds.end()
                     ),
-                    "To let nothing out, leave out its hosts, presets and `open`.",
+                    "Use a value in this range. To allow no egress at all, omit hosts, presets and `open`.",
                 ));
             }
         }
         let bytes = serde_json::to_vec(self).map_or(usize::MAX, |text| text.len());
         if bytes > POLICY_BYTES_MAX {
-            return Err(limits::exceeded("a policy, in bytes", bytes as u64, POLICY_BYTES_MAX as u64));
+            return Err(limits::exceeded(
+                "the size of the policy in bytes",
+                bytes as u64,
+                POLICY_BYTES_MAX as u64,
+            ));
         }
         self.packages.check()?;
         secret::check_bindings(&self.secrets)?;
@@ -252,7 +262,12 @@ impl Packages {
             Preset::PythonPackages => self.python = Some(only),
             Preset::NodePackages => self.node = Some(only),
             Preset::DebianPackages => self.debian = Some(only),
-            Preset::Git => return Err(Error::invalid("git has no packages", "Name the hosts instead.")),
+            Preset::Git => {
+                return Err(Error::invalid(
+                    "the preset git does not take a list of packages",
+                    "List hosts instead.",
+                ));
+            }
         }
         Ok(())
     }
@@ -276,8 +291,8 @@ impl Packages {
             };
             if let Some(wrong) = names.iter().find(plain) {
                 return Err(Error::invalid(
-                    format!("{wrong:?} is not the name of a package"),
-                    "Name it as its index does, without a version.",
+                    format!("{wrong:?} is not a valid package name"),
+                    "Use the name that the package has in its index, without a version.",
                 ));
             }
         }
@@ -297,12 +312,13 @@ impl HostRule {
         };
         match Host::parse(below)? {
             Host::Name(name) if !name.contains('.') => Err(Error::invalid(
-                format!("{:?} is neither a preset nor a host of the internet", self.host),
-                "Name a host with a dot in it, or a preset: python-packages, node-packages, debian-packages, git, open.",
+                format!("{:?} is neither a preset nor an internet host", self.host),
+                "Use a host name that contains a dot, or a preset: python-packages, node-packages, debian-packages, git, open.",
             )),
-            Host::Address(_) if wild => {
-                Err(Error::invalid(format!("there is nothing below {below}"), "Name the address itself."))
-            }
+            Host::Address(_) if wild => Err(Error::invalid(
+                format!("a wildcard cannot be used with the address {below}"),
+                "Use the address without `*.`.",
+            )),
             host @ (Host::Name(_) | Host::Address(_)) => Ok((host, wild)),
         }
     }
@@ -314,8 +330,8 @@ impl HostRule {
         };
         if self.ports.is_empty() || self.ports.contains(&0) || self.ports.len() > PARTS_MAX {
             return wrong(
-                "has no ports, too many, or port 0",
-                "Name 1 to 32 ports, or leave `ports` out for 80 and 443.",
+                "has no ports, too many ports, or port 0",
+                "List 1 to 32 ports, or omit `ports` for 80 and 443.",
             );
         }
         if let Some(methods) = &self.methods {
@@ -325,8 +341,8 @@ impl HostRule {
             };
             if methods.is_empty() || methods.len() > PARTS_MAX || !methods.iter().all(plain) {
                 return wrong(
-                    "has no methods, too many, or one that is none",
-                    "Name methods such as GET in capitals, or leave `methods` out.",
+                    "has no methods, too many methods, or an invalid method",
+                    "List methods such as GET in upper case, or omit `methods`.",
                 );
             }
         }
@@ -337,8 +353,8 @@ impl HostRule {
             };
             if paths.is_empty() || paths.len() > PARTS_MAX || !paths.iter().all(sound) {
                 return wrong(
-                    "has no paths, too many, or one that is none",
-                    "Name paths that begin with `/` and have no `..`, `//`, `%` or `*` in them but a last `*`.",
+                    "has no paths, too many paths, or an invalid path",
+                    "List paths that begin with `/` and contain no `..`, `//`, `%` or `*`, except for one `*` at the end.",
                 );
             }
         }

@@ -9,38 +9,39 @@ pub const CONNECTIONS_MAX: usize = 256;
 /// Ports of one sandbox that may be public.
 pub const PUBLIC_MAX: usize = 16;
 /// The header that names the sandbox of a request to a port, on the API's own address.
-pub const SANDBOX_HEADER: &str = "belljar-sandbox";
+pub const SANDBOX_HEADER: &str = "bellglass-sandbox";
 /// The header that names the port, likewise.
-pub const PORT_HEADER: &str = "belljar-port";
+pub const PORT_HEADER: &str = "bellglass-port";
 /// The header that carries the token of a sandbox.
-pub const TOKEN_HEADER: &str = "belljar-token";
+pub const TOKEN_HEADER: &str = "bellglass-token";
 /// The same in an address, for browsers: it is taken out and becomes a cookie.
-pub const TOKEN_QUERY: &str = "belljar_token";
+pub const TOKEN_QUERY: &str = "bellglass_token";
 /// The header by which an error of ours is told from what an application answered. It carries the code.
-pub const ERROR_HEADER: &str = "belljar-error";
+pub const ERROR_HEADER: &str = "bellglass-error";
 /// What a connection becomes that carries bytes to a port and nothing else.
-pub const TUNNEL_PROTOCOL: &str = "belljar-tcp";
+pub const TUNNEL_PROTOCOL: &str = "bellglass-tcp";
 
-/// How a port of a sandbox is reached.
+/// Access to a port of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Port {
-    /// The port.
+    /// Port number.
     pub port: u16,
-    /// Its address, for browsers and other clients of HTTP.
+    /// URL for browsers and other HTTP clients.
     pub url: String,
-    /// What opens the ports of this sandbox: as the header `belljar-token`, or once as `?belljar_token=` in a browser.
+    /// Token for all ports of the sandbox. Send the token in the header `bellglass-token` or, in a browser, once in the query as
+    /// `?bellglass_token=`.
     pub token: String,
-    /// Whether everybody may reach it, without a token.
+    /// True if the port is reachable without a token.
     pub public: bool,
 }
 
-/// A request to open a port to everybody, or to close it again.
+/// Visibility of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PutPort {
-    /// Whether everybody may reach it, without a token.
+    /// Make the port reachable without a token. At most 16 ports of a sandbox can be public.
     pub public: bool,
 }
 
@@ -54,7 +55,7 @@ pub fn number(text: &str) -> Result<u16, Error> {
         Ok(port) if plain => Ok(port),
         Ok(_) | Err(_) => {
             let shown: String = text.chars().take(16).collect();
-            Err(Error::invalid(format!("{shown:?} is not a port"), "Name a port from 1 to 65535."))
+            Err(Error::invalid(format!("{shown:?} is not a port"), "Use a port from 1 to 65535."))
         }
     }
 }

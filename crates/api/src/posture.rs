@@ -30,6 +30,28 @@ pub struct Posture {
     pub open_files: (u64, u64),
     /// The hard limit on core files.
     pub core_bytes: u64,
+    /// The limits of its cgroup, as it sees them: `memory` in bytes, `pids`, and `cpu` in thousandths of a processor. What has no limit,
+    /// or cannot be seen, is missing.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub cgroup: BTreeMap<String, u64>,
+}
+
+/// The limits that files below `/sys/fs/cgroup` state, of version 2 or version 1.
+pub fn cgroup_limits(read: impl Fn(&str) -> Option<String>) -> BTreeMap<String, u64> {
+    let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
+    let share = |quota: u64, period: u64| quota.saturating_mul(1000).checked_div(period);
+    let in_one_file = || {
+        let text = read("cpu.max")?;
+        let (quota, period) = text.trim().split_once(' ')?;
+        share(quota.parse().ok()?, period.parse().ok()?)
+    };
+    let in_two_files = || share(number("cpu/cpu.cfs_quota_us")?, number("cpu/cpu.cfs_period_us")?);
+    let limits = [
+        ("memory", number("memory.max").or_else(|| number("memory/memory.limit_in_bytes"))),
+        ("pids", number("pids.max").or_else(|| number("pids/pids.max"))),
+        ("cpu", in_one_file().or_else(in_two_files)),
+    ];
+    limits.into_iter().filter_map(|(name, limit)| Some((name.to_owned(), limit?))).collect()
 }
 
 impl Posture {
@@ -72,6 +94,34 @@ fn soft_and_hard(rest: &str) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_are_read_from_both_versions_of_cgroups_and_none_is_made_up() {
+        let read = |files: &[(&str, &str)]| {
+            cgroup_limits(|name| {
+                files.iter().find(|(file, _)| *file == name).map(|(_, text)| (*text).to_owned())
+            })
+        };
+        let limits: BTreeMap<String, u64> = [("memory", 134_217_728), ("pids", 20), ("cpu", 500)]
+            .map(|(name, limit)| (name.to_owned(), limit))
+            .into();
+        let version2 = [("memory.max", "134217728\n"), ("pids.max", "20\n"), ("cpu.max", "50000 100000\n")];
+        assert_eq!(read(&version2), limits);
+        let version1 = [
+            ("memory/memory.limit_in_bytes", "134217728\n"),
+            ("pids/pids.max", "20\n"),
+            ("cpu/cpu.cfs_quota_us", "50000\n"),
+            ("cpu/cpu.cfs_period_us", "100000\n"),
+        ];
+        assert_eq!(read(&version1), limits);
+        let unlimited = [("memory.max", "max\n"), ("pids.max", "max\n"), ("cpu.max", "max 100000\n")];
+        assert_eq!(read(&unlimited), BTreeMap::new());
+        assert_eq!(
+            read(&[("cpu/cpu.cfs_quota_us", "-1\n"), ("cpu/cpu.cfs_period_us", "100000\n")]),
+            BTreeMap::new()
+        );
+        assert_eq!(read(&[]), BTreeMap::new());
+    }
 
     #[test]
     fn proc_is_read_as_the_kernel_writes_it() {

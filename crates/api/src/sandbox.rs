@@ -16,198 +16,211 @@ use crate::id::SandboxId;
 use crate::limits::{self, Limits, WantedLimits};
 use crate::policy::Policy;
 
-/// A request for a sandbox.
+/// The label of a session's sandboxes: the id of the session. Only the server sets it.
+pub const SESSION_LABEL: &str = "bellglass.session";
+/// Names of labels that begin so are the server's.
+const RESERVED: &str = "bellglass.";
+
+/// Parameters of a new sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct CreateSandbox {
-    /// A name for people, written like an id. No two live sandboxes of a project have the same; an id still works.
+    /// Human-readable name, in the format of an ID: a lower-case letter, then up to 39 lower-case letters and digits. The name must be
+    /// unique among the live sandboxes of a project. Requests can use the name or the ID.
     pub name: Option<SandboxId>,
-    /// The template to make it from.
+    /// Template to create the sandbox from. Default `base`.
     pub template: String,
-    /// The weakest isolation that will do. A weaker one is never used.
+    /// Minimum isolation tier. A weaker tier is never used. Default `container`.
     pub tier: Tier,
-    /// What it may use; the template's where it says nothing, and ours where that does not either.
+    /// Resource limits. Omitted limits come from the template or are the defaults.
     pub limits: WantedLimits,
-    /// It is stopped when for so long nobody has called and no exec has run.
+    /// Idle timeout in milliseconds: 1 second to 24 hours. Default 5 minutes. The sandbox is stopped after this time without a request or a
+    /// running exec.
     pub idle_ms: u64,
-    /// Whatever its owner wants to find again. Names that begin with `belljar.` are ours.
+    /// Labels chosen by the owner: at most 32, each at most 512 bytes. Names that begin with `bellglass.` are reserved.
     pub labels: BTreeMap<String, String>,
-    /// Variables of everything that runs in it, unless a command or its code sets them otherwise.
+    /// Environment variables of everything that runs in the sandbox. A command or its code can override them.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Files that are there before anything runs: where, and which dataset of the project. At most 64.
+    /// Datasets to copy into the sandbox before anything runs in it. The keys are paths in the sandbox, the values are dataset names. At
+    /// most 64 entries.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub datasets: BTreeMap<String, String>,
-    /// What may leave it; the template's where it says none, which is nothing unless the template says otherwise.
+    /// Egress policy. Defaults to the policy of the template; if the template has no policy, no egress is allowed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
 }
 
-/// How strong the wall around a sandbox must at least be.
+/// Minimum isolation of a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// Namespaces, a uid range, seccomp, cgroups: the host's kernel serves the sandbox.
+    /// Namespaces, a user ID range, seccomp and cgroups. The sandbox uses the host's kernel.
     #[default]
     Container,
-    /// A kernel of its own in user space (gVisor) serves the sandbox.
+    /// The sandbox uses its own kernel in user space (gVisor).
     UserKernel,
 }
 
-/// A sandbox, live or ended.
+/// Sandbox, live or ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Sandbox {
-    /// Its id.
+    /// Sandbox ID.
     pub id: SandboxId,
-    /// Its name, if it was given one.
+    /// Name, if the sandbox has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<SandboxId>,
-    /// The project it belongs to.
+    /// Project that the sandbox belongs to.
     pub project: String,
-    /// The template it was made from.
+    /// Template from which the sandbox was created.
     pub template: String,
-    /// The isolation that was asked for.
+    /// Requested isolation tier.
     pub tier: Tier,
-    /// What it may use.
+    /// Resource limits.
     pub limits: Limits,
-    /// It is stopped when for so long nobody has called and no exec has run.
+    /// Idle timeout in milliseconds. The sandbox is stopped after this time without a request or a running exec.
     pub idle_ms: u64,
-    /// What its owner wrote on it.
+    /// Labels chosen by the owner.
     pub labels: BTreeMap<String, String>,
-    /// What may leave it.
+    /// Egress policy.
     #[serde(default)]
     pub policy: Policy,
-    /// How it is doing.
+    /// Current state.
     pub state: SandboxState,
-    /// Whether it stands still, with what it has in memory: nothing in it runs, and its time to live does not either.
+    /// True if the sandbox is paused: nothing runs in it, its memory is retained, and its maximum lifetime does not elapse.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
-    /// Whether it was ready before it was asked for.
+    /// Cold or warm start.
     #[serde(default)]
     pub start: Start,
-    /// Why it ended, once it has. Kept after it is gone.
+    /// Reason why the sandbox ended. The reason is kept after the sandbox is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<EndReason>,
-    /// What went wrong, where it never came to run.
+    /// Error that prevented the sandbox from starting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Error>,
-    /// When it was asked for, in milliseconds since 1970, by the server's clock.
+    /// Time of the create request by the server's clock, Unix time in milliseconds.
     pub created_at_ms: u64,
-    /// When it ended, likewise.
+    /// Time when the sandbox ended, as Unix time in milliseconds by the server's clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at_ms: Option<u64>,
 }
 
-/// What a request for a sandbox has found.
+/// Kind of start of a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Start {
-    /// None was ready: it was made when it was asked for.
+    /// Created on request: no pre-warmed sandbox was available.
     #[default]
     Cold,
-    /// One was ready. Nobody had used it.
+    /// Pre-warmed. It had not been used before.
     Warm,
 }
 
-/// How a sandbox is doing.
+/// State of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SandboxState {
-    /// It is being made.
+    /// Being created.
     Starting,
-    /// It runs, and its posture was checked.
+    /// Running, with its posture verified.
     Running,
-    /// It is being taken down.
+    /// Being stopped.
     Stopping,
-    /// Somebody or a limit ended it.
+    /// Stopped by a client or a limit, or failed to start.
     Ended,
-    /// It ended without being asked to.
+    /// Ended unexpectedly.
     Lost,
 }
 
-/// Why a sandbox ended. The set is closed.
+/// Reason why a sandbox ended. There are no other values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum EndReason {
-    /// Somebody with the right to do so stopped it.
+    /// An authorized client stopped it.
     Stopped,
-    /// Nobody called and no exec ran for its idle time.
+    /// It was idle for its idle timeout: no request and no running exec.
     Idle,
-    /// Its time to live was over.
+    /// It reached its time to live.
     Expired,
-    /// An exec went on after its deadline, and the guest could not end it.
+    /// An exec ran past its deadline and the guest could not stop it.
     Overdue,
-    /// It could not be started; `error` says why.
+    /// It could not be started. The reason is in `error`.
     StartFailed,
-    /// The server died while it was being started. Nothing ran in it but what its template starts.
+    /// The server died while it was starting. Nothing ran in it except the processes that its template starts.
     Interrupted,
     /// Its guest died or was killed.
     Died,
-    /// The memory of the whole sandbox was used up, in a tier where that ends it.
+    /// The whole sandbox ran out of memory, in a tier where that ends it.
     Oom,
     /// Its machine was restarted.
     HostReboot,
+    /// After a server restart, the node could not read its record of the sandbox and had no copy. If it was alive, it keeps running out of
+    /// reach until its time to live ends.
+    RecordDamaged,
+    /// It used too much of a kernel resource that has no limit, such as file locks.
+    KernelResource,
 }
 
-/// A new idle time for a sandbox, counted from now.
+/// New idle timeout of a sandbox, counted from the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Lease {
-    /// It is stopped when for so long nobody has called and no exec has run.
+    /// Idle timeout in milliseconds: 1 second to 24 hours. The sandbox is stopped after this time without a request or a running exec.
     pub idle_ms: u64,
 }
 
-/// What a sandbox uses now.
+/// Current resource usage of a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Usage {
-    /// Memory charged to user code.
+    /// Memory charged to user code, in bytes.
     pub memory_bytes: u64,
-    /// Memory charged to all of it, with what serves it.
+    /// Memory charged to the whole sandbox in bytes, including the processes that run the sandbox itself.
     #[serde(default)]
     pub sandbox_memory_bytes: u64,
-    /// The most memory ever charged to user code.
+    /// Peak memory charged to user code, in bytes.
     pub memory_peak_bytes: u64,
-    /// Processes and threads of user code.
+    /// Number of processes and threads of user code.
     pub pids: u64,
     /// Processor time used, in microseconds.
     pub cpu_us: u64,
-    /// Execs that run.
+    /// Number of running execs.
     pub execs: u32,
 }
 
-/// Something that happened to a sandbox.
+/// Event of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SandboxEvent {
-    /// Its state is another one.
+    /// The state of a sandbox changed.
     Changed {
-        /// The sandbox as it is now.
+        /// Sandbox with its current state.
         sandbox: Box<Sandbox>,
     },
-    /// It will be stopped soon unless somebody calls.
+    /// The sandbox will be stopped soon unless a request arrives.
     Expiring {
-        /// Which.
+        /// Sandbox ID.
         sandbox: SandboxId,
-        /// What will end it.
+        /// Reason for the upcoming stop.
         reason: EndReason,
-        /// In how long, in milliseconds.
+        /// Time until the sandbox is stopped, in milliseconds.
         in_ms: u64,
     },
-    /// Events were missed by this reader because it was too slow; list the sandboxes to know how they are.
+    /// Events were dropped because this reader was too slow. List the sandboxes to get their current state.
     Missed {
-        /// How many.
+        /// Number of dropped events.
         count: u64,
     },
-    /// Nothing happened for a while.
+    /// Keep-alive, sent while there is nothing else to report.
     Heartbeat,
 }
 
@@ -276,22 +289,28 @@ impl CreateSandbox {
             ));
         }
         for (name, value) in &self.labels {
-            if name.is_empty() || name.starts_with("belljar.") {
-                return Err(Error::invalid(
-                    format!("{name:?} is not a label's name"),
-                    "Use a name that is not empty and does not begin with `belljar.`.",
-                ));
+            if name.is_empty() || (name.starts_with(RESERVED) && name != SESSION_LABEL) {
+                return Err(not_a_label(name));
             }
             let bytes = name.len() + value.len();
             if bytes > limits::LABEL_BYTES_MAX {
                 return Err(limits::exceeded(
-                    "one label, in bytes",
+                    "the length of one label in bytes",
                     bytes as u64,
                     limits::LABEL_BYTES_MAX as u64,
                 ));
             }
         }
         Ok(())
+    }
+
+    /// Refuses, besides, labels that only the server sets.
+    ///
+    /// # Errors
+    /// `invalid_request`.
+    pub fn check_asked(&self) -> Result<(), Error> {
+        let reserved = self.labels.keys().find(|name| name.starts_with(RESERVED));
+        reserved.map_or_else(|| self.check(), |name| Err(not_a_label(name)))
     }
 }
 
@@ -333,7 +352,12 @@ impl EndReason {
             Self::Stopped | Self::Idle | Self::Expired | Self::Overdue | Self::StartFailed => {
                 SandboxState::Ended
             }
-            Self::Interrupted | Self::Died | Self::Oom | Self::HostReboot => SandboxState::Lost,
+            Self::Interrupted
+            | Self::Died
+            | Self::Oom
+            | Self::HostReboot
+            | Self::RecordDamaged
+            | Self::KernelResource => SandboxState::Lost,
         }
     }
 
@@ -349,6 +373,8 @@ impl EndReason {
             Self::Died => "died",
             Self::Oom => "oom",
             Self::HostReboot => "host_reboot",
+            Self::RecordDamaged => "record_damaged",
+            Self::KernelResource => "kernel_resource",
         }
     }
 }
@@ -359,11 +385,18 @@ fn check_idle(idle_ms: u64) -> Result<(), Error> {
     }
     if idle_ms < limits::IDLE_MS_MIN {
         return Err(Error::invalid(
-            format!("idle_ms is {idle_ms}, the least is {}", limits::IDLE_MS_MIN),
-            format!("Ask for {} or more.", limits::IDLE_MS_MIN),
+            format!("idle_ms is {idle_ms}, the minimum is {}", limits::IDLE_MS_MIN),
+            format!("Use {} or more.", limits::IDLE_MS_MIN),
         ));
     }
     Ok(())
+}
+
+fn not_a_label(name: &str) -> Error {
+    Error::invalid(
+        format!("{name:?} is not a valid label name"),
+        "Use a name that is not empty and does not begin with `bellglass.`.",
+    )
 }
 
 #[cfg(test)]
@@ -388,7 +421,11 @@ mod tests {
     #[test]
     fn labels_of_ours_are_refused() {
         // D-06
-        let labels = BTreeMap::from([("belljar.owner".to_owned(), "x".to_owned())]);
+        let labels = BTreeMap::from([("bellglass.owner".to_owned(), "x".to_owned())]);
         assert!(CreateSandbox { labels, ..CreateSandbox::default() }.check().is_err());
+        // the server sets it, nobody else does.
+        let labels = BTreeMap::from([(SESSION_LABEL.to_owned(), "x".to_owned())]);
+        let asked = CreateSandbox { labels, ..CreateSandbox::default() };
+        assert!(asked.check().is_ok() && asked.check_asked().is_err());
     }
 }

@@ -23,7 +23,7 @@ pub const SECRETS_MAX: u64 = 1000;
 /// The length of a value, in bytes. What is shorter could stand in an answer by chance; what is longer fits no header.
 pub const VALUE_BYTES: std::ops::RangeInclusive<usize> = 8..=8 << 10;
 /// Where programs inside find whom to trust, if their policy binds a secret. They cannot change it.
-pub const TRUST_FILE: &str = "/.belljar/spool/authorities.pem";
+pub const TRUST_FILE: &str = "/.bellglass/spool/authorities.pem";
 /// The variables by which they are told so.
 pub const TRUST_VARIABLES: [&str; 7] = [
     "AWS_CA_BUNDLE",
@@ -34,6 +34,10 @@ pub const TRUST_VARIABLES: [&str; 7] = [
     "REQUESTS_CA_BUNDLE",
     "SSL_CERT_FILE",
 ];
+/// What a value can hold at most, in bits, for it to be guessed one by one through an echo in years.
+const GUESS_BITS: f64 = 64.0;
+/// A random value of some length has more different characters.
+const DISTINCT_MIN: usize = 6;
 /// How words of a policy begin that bind a secret.
 pub const WORD: &str = "secret:";
 
@@ -82,9 +86,9 @@ const TAKEN: [&str; 33] = [
     "TZ",
     "USER",
 ];
-/// Likewise, all that begin so: what loaders, interpreters and Belljar itself read.
+/// Likewise, all that begin so: what loaders, interpreters and Bellglass itself read.
 const TAKEN_BEFORE: [&str; 9] =
-    ["BELLJAR_", "DYLD_", "GCONV_", "GLIBC_", "LC_", "LD_", "MALLOC_", "PERL5", "PYTHON"];
+    ["BELLGLASS_", "DYLD_", "GCONV_", "GLIBC_", "LC_", "LD_", "MALLOC_", "PERL5", "PYTHON"];
 /// Headers that a request needs for something else.
 const NOT_HEADERS: [&str; 14] = [
     "accept-encoding",
@@ -103,44 +107,44 @@ const NOT_HEADERS: [&str; 14] = [
     "via",
 ];
 
-/// What is told of a secret. Its value is told to nobody.
+/// Secret without its value. Values are never returned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Secret {
-    /// Its name, which is that of the variable inside.
+    /// Secret name, which is also the name of the environment variable in the sandbox.
     pub name: String,
-    /// When it was first set, in milliseconds since 1970.
+    /// Creation time, Unix time in milliseconds.
     pub created_at_ms: u64,
-    /// When it was last given a value.
+    /// Time of the last change of the value, Unix time in milliseconds.
     pub changed_at_ms: u64,
 }
 
-/// The value to keep.
+/// Value of a secret.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PutSecret {
-    /// 8 bytes to 8 KiB of text without control characters. It cannot be read back.
+    /// Value: 8 bytes to 8 KiB of text, without control characters and without leading or trailing spaces. It cannot be read back.
     pub value: String,
 }
 
-/// Where a secret goes: the one place where its placeholder becomes its value. Only over TLS.
+/// Destination of a secret: the only place where the placeholder is replaced by the value of the secret. The connection must use TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SecretBinding {
-    /// The name of the secret.
+    /// Secret name.
     pub name: String,
-    /// The name of the host, exactly. A rule of the policy has to allow it too.
+    /// Exact host name. A rule of the policy must also allow this host.
     pub host: String,
-    /// Its port, 443 unless it says another.
+    /// Port. Default 443.
     #[serde(default = "port")]
     pub port: u16,
-    /// The path that requests have to be for, or to be below of.
+    /// Path of the requests; paths below this path match too. Default `/`.
     #[serde(default = "path")]
     pub path: String,
-    /// The header in which the placeholder is replaced.
+    /// Header in which the placeholder is replaced. Default `authorization`.
     #[serde(default = "header")]
     pub header: String,
 }
@@ -161,20 +165,45 @@ impl PutSecret {
         if !VALUE_BYTES.contains(&length) {
             let (least, most) = (VALUE_BYTES.start(), VALUE_BYTES.end());
             return Err(Error::invalid(
-                format!("the value has {length} bytes, which is not from {least} to {most}"),
-                "Set a value of that length: one that is shorter could stand in an answer by chance.",
+                format!("the value has {length} bytes, but it must have {least} to {most} bytes"),
+                format!(
+                    "Use a value of {least} to {most} bytes. A shorter value could occur in a response by chance."
+                ),
             ));
         }
         if self.value.chars().any(char::is_control) {
             return Err(Error::invalid(
-                "the value has a control character in it, such as the end of a line",
-                "Set a value of one line: it is sent in a header.",
+                "the value contains a control character, such as a line break",
+                "Use a value without line breaks and other control characters, because it is sent in a header.",
             ));
         }
         if self.value.starts_with(' ') || self.value.ends_with(' ') {
-            return Err(Error::invalid("the value begins or ends with a space", "Set it without."));
+            return Err(Error::invalid("the value begins or ends with a space", "Remove the space."));
         }
         Ok(())
+    }
+
+    /// Why the value can be guessed, if it can. Answers of a bound host have the value masked, so code that can have a guess echoed learns
+    /// whether it is right: about a hundred thousand guesses in a second. Words of a language are not recognised.
+    pub fn guessable(&self) -> Option<&'static str> {
+        let bytes = self.value.as_bytes();
+        let distinct = bytes.iter().collect::<std::collections::BTreeSet<_>>().len();
+        let has = |is_one: fn(&u8) -> bool, count: u32| if bytes.iter().any(is_one) { count } else { 0 };
+        let letters = has(u8::is_ascii_digit, 10)
+            + has(u8::is_ascii_lowercase, 26)
+            + has(u8::is_ascii_uppercase, 26)
+            + has(|byte| !byte.is_ascii_alphanumeric(), 32);
+        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+        let bits = bytes.len() as f64 * f64::from(letters).log2();
+        if bytes.iter().all(u8::is_ascii_digit) && bits < GUESS_BITS * 2.0 {
+            Some("it has only digits")
+        } else if bits < GUESS_BITS {
+            Some("it is short")
+        } else if distinct < DISTINCT_MIN {
+            Some("it has few different characters")
+        } else {
+            None
+        }
     }
 }
 
@@ -188,16 +217,16 @@ pub fn check_name(name: &str) -> Result<(), Error> {
     if !first || name.len() > NAME_BYTES_MAX || !name.bytes().all(plain) {
         let shown: String = name.chars().take(NAME_BYTES_MAX).collect();
         return Err(Error::invalid(
-            format!("{shown:?} is not the name of a secret"),
+            format!("{shown:?} is not a valid secret name"),
             format!(
-                "Use up to {NAME_BYTES_MAX} of A to Z, 0 to 9 and _, the first of them a letter: API_KEY."
+                "Use up to {NAME_BYTES_MAX} characters from A to Z, 0 to 9 and _, starting with a letter, such as API_KEY."
             ),
         ));
     }
     if TAKEN.contains(&name) || TAKEN_BEFORE.iter().any(|begin| name.starts_with(begin)) {
         return Err(Error::invalid(
-            format!("{name} is a variable that programs inside need for something else"),
-            "Choose another name: it is the variable's name inside.",
+            format!("{name} is reserved: programs in the sandbox use this variable for something else"),
+            "Choose another name. The sandbox gets an environment variable of the same name.",
         ));
     }
     Ok(())
@@ -221,15 +250,15 @@ impl SecretBinding {
             Host::Name(name) if name == self.host && name.contains('.') => {}
             Host::Name(_) | Host::Address(_) => {
                 return wrong(
-                    format!("is bound to {:?}, which is not the exact name of a host", self.host),
-                    "Name one host of the internet in small letters: its certificate has to be for that name.",
+                    format!("is bound to {:?}, which is not an exact host name", self.host),
+                    "Use the name of one internet host in lower case. Its certificate must be valid for that name.",
                 );
             }
         }
         if self.port == 0 || self.port == CLEAR_PORT {
             return wrong(
-                format!("is bound to port {}", self.port),
-                "Name a port on which the host speaks TLS: a secret is sent no other way.",
+                format!("cannot be bound to port {}", self.port),
+                "Use a port on which the host speaks TLS. Secrets are sent only over TLS.",
             );
         }
         let sound = self.path.starts_with('/')
@@ -237,8 +266,8 @@ impl SecretBinding {
             && crate::policy::is_plain_path(&self.path);
         if !sound {
             return wrong(
-                format!("is bound to the path {:?}", self.path.chars().take(100).collect::<String>()),
-                "Name a path that begins with `/` and has no `..`, `//`, `%`, `;` or `*` in it.",
+                format!("cannot be bound to the path {:?}", self.path.chars().take(100).collect::<String>()),
+                "Use a path that begins with `/` and contains no `..`, `//`, `%`, `;` or `*`.",
             );
         }
         let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -246,8 +275,11 @@ impl SecretBinding {
         let needed = NOT_HEADERS.contains(&self.header.as_str()) || self.header.starts_with("proxy-");
         if !header || !self.header.bytes().all(plain) || needed {
             return wrong(
-                format!("is bound to the header {:?}", self.header.chars().take(100).collect::<String>()),
-                "Name a header such as authorization or x-api-key, in small letters.",
+                format!(
+                    "cannot be bound to the header {:?}",
+                    self.header.chars().take(100).collect::<String>()
+                ),
+                "Use a header such as authorization or x-api-key, in lower case.",
             );
         }
         Ok(())
@@ -274,7 +306,7 @@ impl FromStr for SecretBinding {
         let parts = text.strip_prefix(WORD).and_then(|rest| rest.split_once('='));
         let Some((what, place)) = parts else {
             return Err(Error::invalid(
-                format!("{text:?} binds no secret"),
+                format!("{text:?} is not a valid secret binding"),
                 "Write secret:NAME=HOST, secret:NAME=HOST:PORT/PATH or secret:NAME@HEADER=HOST.",
             ));
         };
@@ -328,6 +360,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_value_that_can_be_guessed_is_known_for_it() {
+        // N-37
+        let guessable = |value: &str| PutSecret { value: value.into() }.guessable().is_some();
+        for value in [
+            "48201937",
+            "4820193748201937",
+            "password",
+            "Tr0ub4dor",
+            "aaaaaaaaaaaaaaaaaaaaaaaa",
+            "abababababababab",
+        ] {
+            assert!(guessable(value), "{value}");
+        }
+        for value in [
+            "sk-an-example-0123456789",
+            "9f86d081884c7d659a2feaa0c55ad015",
+            "canary/5f0e9c2b+77d1",
+            "ghp_16C7e42F292c6912E7",
+        ] {
+            assert!(!guessable(value), "{value}");
+        }
+    }
+
+    #[test]
     fn a_name_is_a_variable_that_nobody_needs_for_something_else() {
         for name in ["API_KEY", "A", "OPENAI_API_KEY", "TOKEN2", "GITHUB_TOKEN", "PATHS"] {
             assert!(check_name(name).is_ok(), "{name}");
@@ -348,7 +404,7 @@ mod tests {
             "LD_PRELOAD",
             "PYTHONPATH",
             "HTTPS_PROXY",
-            "BELLJAR_KEY",
+            "BELLGLASS_API_KEY",
             "SSL_CERT_FILE",
             &long,
         ] {

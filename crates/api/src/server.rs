@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The version of the public API. A request may name the one it was written for; another one is refused.
 pub const API_VERSION: u32 = 1;
 /// The header in which a client names the version it speaks, and a server its own.
-pub const VERSION_HEADER: &str = "belljar-version";
+pub const VERSION_HEADER: &str = "bellglass-version";
 /// The header that makes a create or an exec happen once, however often it is sent.
 pub const IDEMPOTENCY_HEADER: &str = "idempotency-key";
 /// The longest idempotency key.
@@ -17,116 +17,116 @@ pub const PAGE_MAX: u32 = 1000;
 /// The items of a page, unless another number is asked for.
 pub const PAGE: u32 = 100;
 
-/// One page of a list.
+/// Page of a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Page<T> {
-    /// The items, the newest first.
+    /// Items of this page.
     pub items: Vec<T>,
-    /// What to ask for as `cursor` to get the next page; absent on the last.
+    /// Cursor of the next page. Absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// How the machine is doing.
+/// Status of the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct NodeStatus {
-    /// Whether new sandboxes are refused because it is being emptied.
+    /// True if the machine is being drained and rejects new sandboxes.
     pub draining: bool,
-    /// Sandboxes that are starting, running or stopping.
+    /// Number of sandboxes that are starting, running or stopping.
     pub sandboxes: u32,
-    /// The most there may be.
+    /// Maximum number of sandboxes.
     pub sandboxes_max: u32,
-    /// Memory of the machine that is free for more.
+    /// Memory available for more sandboxes, in bytes.
     pub memory_free_bytes: u64,
-    /// Disk of the machine that is free for more.
+    /// Disk space available for more sandboxes, in bytes.
     pub disk_free_bytes: u64,
-    /// The runtimes it has, the weakest wall first.
+    /// Available runtimes, weakest isolation first.
     pub runtimes: Vec<String>,
-    /// The ways to isolate that were considered when the server started.
+    /// Isolation backends considered when the server started.
     #[serde(default)]
     pub backends: Vec<BackendStatus>,
-    /// Sandboxes that are ready before anybody asks for one.
+    /// Pools of pre-warmed sandboxes.
     #[serde(default)]
     pub pool: Vec<PoolStatus>,
 }
 
-/// Sandboxes of one kind that are made ahead.
+/// Pool of pre-warmed sandboxes of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PoolStatus {
-    /// Their template.
+    /// Template of the sandboxes.
     pub template: String,
-    /// What isolates them.
+    /// Runtime of the sandboxes.
     pub runtime: String,
-    /// Their limit of memory: the others may differ, too.
+    /// Memory limit of the sandboxes in bytes. Pools may differ in other limits too.
     pub memory_bytes: u64,
-    /// How many are ready.
+    /// Number of sandboxes that are ready.
     pub ready: u32,
-    /// How many are being made.
+    /// Number of sandboxes that are being created.
     pub making: u32,
-    /// How many there should be, by what was asked for in the last minutes.
+    /// Target number of sandboxes, based on the requests of the last minutes.
     pub wanted: u32,
-    /// Requests that found one ready, since the server began.
+    /// Number of requests since the server started that found a ready sandbox.
     pub warm: u64,
-    /// Requests that did not.
+    /// Number of requests since the server started that found no ready sandbox.
     pub cold: u64,
 }
 
-/// A way to isolate, and whether it is used.
+/// Isolation backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct BackendStatus {
-    /// Its name: `oci`, `podman`, `docker`.
+    /// Backend name, such as `oci`, `podman` or `docker`.
     pub name: String,
-    /// Whether it is used.
+    /// True if the server uses the backend.
     pub used: bool,
-    /// Why, or why not.
+    /// Reason why the backend is used or not used.
     pub why: String,
-    /// What to do to use it; empty where there is nothing to be done.
+    /// Action that makes the backend usable. Empty if there is nothing to do.
     pub fix: String,
-    /// What a sandbox has elsewhere and not here, in one line each.
+    /// Features that sandboxes have on other backends but not on this one, one line each.
     pub lacks: Vec<String>,
 }
 
-/// A request to empty the machine, or to use it again.
+/// Drain state of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Drain {
-    /// Whether new sandboxes are to be refused.
+    /// True to reject new sandboxes, false to accept them again.
     pub draining: bool,
 }
 
-/// How much of standard input has been taken.
+/// Progress of standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Received {
-    /// Bytes from the first on.
+    /// Total bytes of standard input received so far.
     pub received: u64,
 }
 
-/// How many processes got a signal.
+/// Result of sending a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Signaled {
-    /// Processes of the exec that were there.
+    /// Number of processes of the exec that received the signal.
     pub processes: u32,
 }
 
-/// Whether the server works: it lately started a sandbox, ran something in it and stopped it.
+/// Health of the server: the result of starting a test sandbox, running something in it and stopping it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Health {
-    /// Whether all of it works.
+    /// True if everything works.
     pub ok: bool,
-    /// Whether the store answers.
+    /// True if the store responds.
     pub store: bool,
-    /// Whether the last sandbox that was tried worked.
+    /// True if the last test sandbox worked.
     pub sandbox: bool,
-    /// How long ago that was, in milliseconds.
+    /// Time since the last test, in milliseconds.
     pub tried_ms_ago: u64,
-    /// How long it took, in milliseconds.
+    /// Duration of the last test, in milliseconds.
     pub took_ms: u64,
 }

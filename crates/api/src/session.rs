@@ -13,11 +13,11 @@ use crate::limits::{self, Limits, WantedLimits};
 use crate::policy::Policy;
 use crate::sandbox::{Lease, Sandbox, Tier};
 
-/// How long one tool call may run, unless another time is asked for (A2.08).
+/// How long one tool call may run, unless another time is asked for (requirement A2.08).
 pub const TIMEOUT_SECONDS: u64 = 60;
-/// The most that may be asked for (A2.08).
+/// The most that may be asked for (requirement A2.08).
 pub const TIMEOUT_SECONDS_MAX: u64 = 300;
-/// The sandbox of a session ends when for so long nothing was asked of it, unless another time is asked for (A1.05).
+/// The sandbox of a session ends when for so long nothing was asked of it, unless another time is asked for (requirement A1.05).
 pub const IDLE_MS: u64 = 900_000;
 /// Datasets of one session.
 pub const DATASETS_MAX: usize = 64;
@@ -30,9 +30,9 @@ const DATASET_NAME_BYTES_MAX: usize = 200;
 /// Calls of one session that may wait for their turn.
 pub const WAITING_MAX: usize = 100;
 /// The response header that names the run.
-pub const RUN_HEADER: &str = "belljar-run";
+pub const RUN_HEADER: &str = "bellglass-run";
 
-/// The tools that a session offers.
+/// Set of tools that a session offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -41,227 +41,231 @@ pub enum ToolSet {
     Analysis,
     /// Python scripts with their requirements.
     Python,
-    /// Python code, each run in a sandbox of its own.
+    /// Python code. Each run has its own sandbox.
     Interpreter,
 }
 
-/// What stays from one run to the next (A1.03).
+/// State that is kept from one run to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Persistence {
     /// The sandbox, with all its files and packages.
     Session,
-    /// Files in `/workspace`. Each run has a sandbox of its own.
+    /// Files in `/workspace`. Each run has its own sandbox.
     Run,
 }
 
-/// A request for a session.
+/// Parameters of a new session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CreateSession {
-    /// Which tools it offers.
+    /// Tool set.
     pub set: ToolSet,
-    /// The template of its sandboxes; the tool set's own, if none is named.
+    /// Template of the session's sandboxes. Defaults to the template of the tool set.
     #[serde(default)]
     pub template: Option<String>,
-    /// What stays from one run to the next; what the tool set says, if nothing is said.
+    /// State to keep from one run to the next. Default `run` for `interpreter`, otherwise `session`. `analysis` requires `session`.
     #[serde(default)]
     pub persistence: Option<Persistence>,
-    /// The weakest isolation that will do.
+    /// Minimum isolation tier. Default `container`.
     #[serde(default)]
     pub tier: Tier,
-    /// What a sandbox of it may use.
+    /// Resource limits of the session's sandboxes.
     #[serde(default)]
     pub limits: WantedLimits,
-    /// How long a run may take, in seconds: 1 to 300.
+    /// Time limit of a run in seconds: 1 to 300. Default 60.
     #[serde(default = "timeout_seconds")]
     pub timeout_seconds: u64,
-    /// Its sandbox is stopped when for so long nothing was asked of it. The next call makes a new one.
+    /// Idle timeout of the session's sandbox in milliseconds: 1 second to 24 hours. Default 15 minutes. The sandbox is stopped after this
+    /// time without a call; the next call creates a new sandbox.
     #[serde(default = "idle_ms")]
     pub idle_ms: u64,
-    /// What may leave its sandboxes; nothing, if nothing is said.
+    /// Egress policy of the session's sandboxes. By default, no egress is allowed.
     #[serde(default)]
     pub policy: Option<Policy>,
 }
 
-/// A session.
+/// Sequence of an agent's tool calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Session {
-    /// Its id.
+    /// Session ID.
     pub id: SessionId,
-    /// The project it belongs to.
+    /// Project that the session belongs to.
     pub project: String,
-    /// Which tools it offers.
+    /// Tool set.
     pub set: ToolSet,
-    /// The template of its sandboxes.
+    /// Template of the session's sandboxes.
     pub template: String,
-    /// What stays from one run to the next.
+    /// State that is kept from one run to the next.
     pub persistence: Persistence,
-    /// The isolation that was asked for.
+    /// Requested isolation tier.
     pub tier: Tier,
-    /// What a sandbox of it may use; what its template says, where this does not.
+    /// Resource limits of the session's sandboxes. Omitted limits come from the template.
     pub limits: WantedLimits,
-    /// How long a run may take, in seconds, unless the call says less.
+    /// Time limit of a run in seconds, unless the call sets a lower limit.
     pub timeout_seconds: u64,
-    /// When its sandbox is stopped.
+    /// Idle timeout of the session's sandbox in milliseconds.
     pub idle_ms: u64,
-    /// What may leave its sandboxes.
+    /// Egress policy of the session's sandboxes.
     pub policy: Policy,
-    /// Whether it takes calls.
+    /// Current state.
     pub state: SessionState,
-    /// The sandbox it has now, if it has one.
+    /// Current sandbox, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxId>,
-    /// What is copied into each sandbox before anything runs in it.
+    /// Files that are copied into each sandbox before anything runs in it.
     #[serde(default)]
     pub datasets: Vec<SessionDataset>,
-    /// When it was made, in milliseconds since 1970, by the server's clock.
+    /// Creation time by the server's clock, Unix time in milliseconds.
     pub created_at_ms: u64,
-    /// When it was ended, likewise.
+    /// Time when the session ended, as Unix time in milliseconds by the server's clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at_ms: Option<u64>,
 }
 
-/// Whether a session takes calls.
+/// State of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SessionState {
-    /// It does.
+    /// Accepts calls.
     Open,
-    /// It does not any more. What was kept is still there.
+    /// No longer accepts calls. Stored data is still available.
     Ended,
 }
 
-/// A file that a session copies into its sandboxes.
+/// File that a session copies into its sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SessionDataset {
-    /// Its name.
+    /// Dataset name.
     pub name: String,
-    /// Where it is in a sandbox.
+    /// Path in the sandbox.
     pub path: String,
-    /// Its size.
+    /// Size in bytes.
     pub size_bytes: u64,
 }
 
-/// One tool call.
+/// Tool call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Run {
-    /// Its id. That of its exec, where it has one.
+    /// Run ID. It is also the ID of the run's exec, if the run has one.
     pub id: ExecId,
-    /// Which tool.
+    /// Tool name.
     pub tool: String,
-    /// Why it was called, as whoever called it says; for people, never for the sandbox (A6.02).
+    /// Reason for the call, as given by the caller. It is meant for people and is never passed to the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_trace: Option<String>,
-    /// Whether it goes on.
+    /// Current state.
     pub state: RunState,
-    /// The sandbox it ran in.
+    /// Sandbox in which the run took place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxId>,
-    /// How its exec ended.
+    /// Outcome of the run's exec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
-    /// Bytes of standard output.
+    /// Total bytes written to standard output.
     pub stdout_bytes: u64,
-    /// Bytes of standard error.
+    /// Total bytes written to standard error.
     pub stderr_bytes: u64,
-    /// The first byte of standard output that was not kept, and the first that was again.
+    /// Part of standard output that was not kept, as two offsets: of the first missing byte and of the first available byte after this
+    /// part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<u64>>, min_items = 2, max_items = 2))]
     pub stdout_gap: Option<(u64, u64)>,
-    /// The same of standard error.
+    /// Part of standard error that was not kept, as two offsets: of the first missing byte and of the first available byte after this part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<u64>>, min_items = 2, max_items = 2))]
     pub stderr_gap: Option<(u64, u64)>,
-    /// When it was begun, in milliseconds since 1970, by the server's clock.
+    /// Start time by the server's clock, Unix time in milliseconds.
     pub started_at_ms: u64,
-    /// How long it took, waiting for its turn not included.
+    /// Duration of the run in milliseconds, without the time in the queue.
     pub duration_ms: u64,
-    /// What was answered.
+    /// Response of the tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Value>,
 }
 
-/// Whether a run goes on.
+/// State of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
-    /// It does; or its server was killed under it.
+    /// Running, or its server was killed while it ran.
     Running,
-    /// It has ended.
+    /// Ended.
     Ended,
 }
 
-/// A file that a session keeps, whatever becomes of its sandboxes.
+/// File that a session stores, independently of its sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SessionArtifact {
-    /// Its name: its path below the folder that it was found in.
+    /// Artifact name: the path relative to the folder that contained the file.
     pub name: String,
-    /// What the tool sets call it: a path among the files of all sessions.
+    /// Path that the tool sets use for this file, unique among the files of all sessions.
     pub path: String,
-    /// Its type, by the end of its name.
+    /// MIME type, derived from the file extension.
     #[serde(rename = "type")]
     pub mime: String,
-    /// Its size.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// Something that happens in a session.
+/// Event of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SessionEvent {
-    /// Its sandbox runs, or has ended.
+    /// The sandbox of the session is running or has ended.
     Sandbox {
-        /// The sandbox as it is now.
+        /// Sandbox with its current state.
         sandbox: Box<Sandbox>,
     },
-    /// A run has begun: it was its turn.
+    /// A run started after waiting in the queue.
     RunStarted {
-        /// The run.
+        /// Run.
         run: Box<Run>,
     },
-    /// A run has written something: `text` or `base64`, never both.
+    /// Output of a run, as `text` or `base64`, never both.
     Output {
-        /// Which run.
+        /// Run ID.
         run: ExecId,
-        /// To which stream.
+        /// Stream.
         stream: Stream,
-        /// The offset of the first byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// The bytes, where they are UTF-8.
+        /// Bytes that are valid UTF-8.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         text: Option<String>,
-        /// The bytes in base64, where they are not.
+        /// Bytes that are not valid UTF-8, in base64.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base64: Option<String>,
     },
-    /// A picture was kept (A5.06).
+    /// An image was stored as an artifact.
     Visualization {
-        /// Of which run.
+        /// Run ID.
         run: ExecId,
-        /// The picture.
+        /// Image.
         artifact: SessionArtifact,
     },
-    /// A run has ended.
+    /// A run ended.
     RunEnded {
-        /// The run.
+        /// Run.
         run: Box<Run>,
     },
-    /// The session was ended. The last event.
+    /// The session was ended. This is the last event.
     SessionEnded,
-    /// Events were missed by this reader because it was too slow; the runs have what they wrote.
+    /// Events were dropped because this reader was too slow. To get missing output, read the output of the runs.
     Missed {
-        /// How many.
+        /// Number of dropped events.
         count: u64,
     },
-    /// Nothing happened for a while.
+    /// Keep-alive, sent while there is nothing else to report.
     Heartbeat,
 }
 
@@ -278,7 +282,7 @@ impl ToolSet {
         }
     }
 
-    /// What stays from one run to the next, unless another thing is asked for (A1.03).
+    /// What stays from one run to the next, unless another thing is asked for (requirement A1.03).
     pub fn persistence(self) -> Persistence {
         match self {
             Self::Analysis | Self::Python => Persistence::Session,
@@ -288,7 +292,7 @@ impl ToolSet {
 }
 
 impl Session {
-    /// The memory of a sandbox of it (A2.05).
+    /// The memory of a sandbox of it (requirement A2.05).
     pub fn memory_bytes(&self) -> u64 {
         self.limits.memory_bytes.unwrap_or(Limits::default().memory_bytes)
     }
@@ -321,19 +325,19 @@ impl CreateSession {
             return Err(limits::exceeded("timeout_seconds", self.timeout_seconds, TIMEOUT_SECONDS_MAX));
         }
         if self.timeout_seconds == 0 {
-            return Err(Error::invalid("timeout_seconds is 0", "Give at least 1."));
+            return Err(Error::invalid("timeout_seconds is 0", "Set timeout_seconds to at least 1."));
         }
         if (self.set, self.persistence) == (ToolSet::Analysis, Some(Persistence::Run)) {
             return Err(Error::invalid(
-                "the tool set analysis keeps its files in /tmp, which does not outlive a sandbox: persistence is session",
-                "Leave `persistence` out, or use another tool set.",
+                "the tool set `analysis` supports only the persistence `session`, because it keeps its files in /tmp, which is lost with the sandbox",
+                "Omit `persistence`, or use another tool set.",
             ));
         }
         Ok(())
     }
 }
 
-/// Where a dataset of this name is in a sandbox (A5.01).
+/// Where a dataset of this name is in a sandbox (requirement A5.01).
 ///
 /// # Errors
 /// The name is none.
@@ -345,7 +349,7 @@ pub fn dataset_path(name: &str) -> Result<String, Error> {
     if bad {
         let shown: String = name.chars().take(DATASET_NAME_BYTES_MAX).collect();
         return Err(Error::invalid(
-            format!("{shown:?} is not the name of a dataset"),
+            format!("{shown:?} is not a valid dataset name"),
             format!("Use 1 to {DATASET_NAME_BYTES_MAX} bytes without control characters."),
         ));
     }
@@ -375,7 +379,7 @@ mod tests {
 
     #[test]
     fn what_is_above_a_maximum_is_refused_by_name() {
-        // A2.09
+        // Requirement A2.09.
         let asked = |change: fn(&mut CreateSession)| {
             let mut request = CreateSession::of(ToolSet::Analysis);
             change(&mut request);
@@ -390,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_dataset_is_a_file_of_its_name() {
-        // A5.01
+        // Requirement A5.01.
         for (name, path) in [
             ("sales", "/tmp/data/sales.csv"),
             ("a/b c", "/tmp/data/a_b_c.csv"),

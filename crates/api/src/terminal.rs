@@ -18,67 +18,68 @@ pub const OFFSET_BYTES: usize = 8;
 /// The bytes of one binary message of a client: a large paste is sent in pieces.
 pub const INPUT_BYTES_MAX: usize = 64 * 1024;
 
-/// The size of a terminal, in characters.
+/// Size of a terminal, in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TerminalSize {
-    /// Columns, 1 to 1000.
+    /// Columns, 1 to 1,000.
     pub cols: u32,
-    /// Rows, 1 to 1000.
+    /// Rows, 1 to 1,000.
     pub rows: u32,
 }
 
-/// What a client asks of a terminal, as a text message. Input is a binary message.
+/// Text message from a client to a terminal. Input is sent in binary messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TerminalRequest {
-    /// Another size. Of several that come at once, the last counts.
+    /// New size of the terminal. If several sizes arrive together, the last size applies.
     Resize(TerminalSize),
-    /// A signal for all processes of the exec. A key such as Ctrl-C is input: the terminal makes a signal of it.
+    /// Number of a signal to send to all processes of the exec. A key such as Ctrl-C must be sent as input instead; the terminal converts
+    /// it to a signal.
     Signal(i32),
 }
 
-/// What a server says about a terminal, as a text message. Output is a binary message.
+/// Text message from the server about a terminal. Output is sent in binary messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum TerminalEvent {
-    /// The first message.
+    /// The terminal is open. This is the first message.
     Opened {
-        /// The exec.
+        /// Exec.
         exec: ExecInfo,
-        /// Bytes of input that have been received so far: the offset of the next.
+        /// Bytes of input received so far, which is the offset of the next byte.
         received: u64,
     },
-    /// Input below this offset has been received and need not be sent again.
+    /// Input below the offset `received` has arrived and need not be sent again.
     Received {
-        /// The offset of the next byte.
+        /// Offset of the next byte of input.
         received: u64,
     },
     /// Output that was not kept.
     Gap {
-        /// The first byte that is missing.
+        /// Offset of the first missing byte.
         from: u64,
-        /// The first that is there again.
+        /// Offset of the first available byte after the gap.
         to: u64,
     },
-    /// Nothing happened for a while; the exec still runs.
+    /// Keep-alive, sent while there is nothing else to report. The exec is still running.
     Heartbeat,
-    /// Something that was asked for was refused; the terminal goes on.
+    /// A request was rejected. The terminal stays open.
     Refused {
-        /// Why.
+        /// Reason.
         error: Error,
     },
-    /// It has ended. The last message.
+    /// The exec has ended. This is the last message.
     End {
-        /// How.
+        /// Outcome and totals.
         end: ExecEnd,
     },
-    /// The stream cannot go on. The last message.
+    /// Error that ends the connection. It is the last message.
     Error {
-        /// Why.
+        /// Reason.
         error: Error,
     },
 }
@@ -93,7 +94,7 @@ impl TerminalSize {
             if value == 0 {
                 return Err(Error::invalid(
                     format!("{name} of the terminal is 0"),
-                    format!("Ask for 1 to {SIDE_MAX}."),
+                    format!("Use a value from 1 to {SIDE_MAX}."),
                 ));
             }
             if value > SIDE_MAX {

@@ -20,44 +20,44 @@ use serde::{Deserialize, Serialize};
 use crate::ExecId;
 
 /// The target of every span that is a step.
-pub const STEP: &str = "belljar::step";
+pub const STEP: &str = "bellglass::step";
 
-/// What became of one request that acted on a sandbox: its steps, in the order in which they began.
+/// Steps of one request that acted on a sandbox, in order of their start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Trace {
-    /// The exec that it was about, if it was about one.
+    /// Exec that the request was about, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exec: Option<ExecId>,
-    /// When it began, in milliseconds since 1970.
+    /// Start time, Unix time in milliseconds.
     pub at_ms: u64,
-    /// The steps. The first is the whole, and named for what was done: `create`, `exec`, `stop`.
+    /// Steps. The first step covers the whole request and is named after the request: `create`, `exec` or `stop`.
     pub steps: Vec<Step>,
-    /// Steps that were not kept, because there were too many.
+    /// Number of steps that were dropped because the request had too many steps.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub left_out: u32,
 }
 
-/// One step.
+/// Step of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Step {
-    /// What was done.
+    /// Name of the step.
     pub name: String,
-    /// Of what, where the name does not say it.
+    /// Object that the step acts on, if the name alone is not sufficient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub what: Option<String>,
-    /// The place among the steps of the one that this is a part of; only the first has none.
+    /// Index of the parent step. Absent only for the first step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<u32>,
-    /// When it began, in microseconds after the first.
+    /// Start time in microseconds after the first step.
     pub begun_us: u64,
-    /// How long it took, in microseconds; absent while it goes on.
+    /// Duration in microseconds. Absent while the step is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_us: Option<u64>,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde requires a reference")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }

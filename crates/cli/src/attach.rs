@@ -1,4 +1,4 @@
-//! `belljar attach`: follows a command that was started before.
+//! `bellglass attach`: follows a command that was started before.
 
 use std::process::ExitCode;
 
@@ -12,22 +12,25 @@ use crate::show;
 /// The exit code of whoever was interrupted, as shells have it.
 const INTERRUPTED: u8 = 130;
 
-/// What to follow.
+/// Arguments of `bellglass attach`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar attach build e4x1\n  belljar attach --from-end build e4x1\n\n\
-    An interrupt leaves; the command goes on. What was read counts as taken: a command that waits for its reader goes on, \
-    and another reader of it may find a gap. `belljar logs` only looks.")]
+#[command(
+    after_help = "Examples:\n  bellglass attach build e4x1\n  bellglass attach --from-end build e4x1\n\n\
+    An interrupt detaches; the command keeps running. With `--output block`, the command waits until its output\n\
+    is read: attaching reads it, and it cannot be read again. Otherwise retained output can be read any number of times.\n\
+    `bellglass logs` never releases a waiting command."
+)]
 pub struct Arguments {
-    /// The sandbox, by its id or its name.
+    /// Sandbox, by id or name.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// The exec.
+    /// Exec id, as printed by `bellglass exec --detach` and `bellglass logs`.
     #[arg(value_name = "EXEC")]
     exec: ExecId,
-    /// Leaves out what it has written so far.
+    /// Skip the output written so far.
     #[arg(long)]
     from_end: bool,
-    /// Writes one JSON object with the outcome and the output when it has ended.
+    /// Print one JSON object with the outcome and the output when the command has ended.
     #[arg(long)]
     json: bool,
 }
@@ -46,7 +49,9 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     Ok(match followee.follow(exec, &mut output).await? {
         Followed::Ended(end) => output.finish(sandbox, &end, None),
         Followed::CaughtUp | Followed::Left => {
-            show::note(&format!("left; the command goes on, see: belljar attach {sandbox} {id}"));
+            show::note(&format!(
+                "detached; the command keeps running. To return: bellglass attach {sandbox} {id}"
+            ));
             ExitCode::from(INTERRUPTED)
         }
     })

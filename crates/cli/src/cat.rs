@@ -1,4 +1,4 @@
-//! `belljar cat`: the bytes of files of a sandbox.
+//! `bellglass cat`: the bytes of files of a sandbox.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -9,16 +9,16 @@ use crate::connect::Connection;
 use crate::show::Heard;
 use crate::{cp, ls};
 
-/// Which files.
+/// Arguments of `bellglass cat`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar cat build notes.txt\n  belljar cat build /workspace/a /workspace/b | less"
+    after_help = "Examples:\n  bellglass cat build notes.txt\n  bellglass cat build /workspace/a /workspace/b | less"
 )]
 pub struct Arguments {
-    /// The sandbox, by its id or its name.
+    /// Sandbox, by id or name.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// The files, relative to /workspace.
+    /// Files to print, relative to /workspace.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
 }

@@ -1,4 +1,4 @@
-//! The configuration of `belljar serve`: a TOML file, each value with its meaning and its default.
+//! The configuration of `bellglass serve`: a TOML file, each value with its meaning and its default.
 //!
 //! *As written* it may lack anything and hold nothing unknown; *as checked* it can be served. A wrong one stops the server before
 //! a port is bound. The reference in `docs/operate/configuration.md` is made from [`VALUES`] here.
@@ -53,6 +53,8 @@ pub struct Configuration {
     pub packages_debian_security: Option<String>,
     /// What isolates, in this order.
     pub backends: Vec<Backend>,
+    /// What the audit log may take.
+    pub audit_bytes_max: u64,
     /// How the log is written.
     pub log: Log,
     /// Where traces are sent.
@@ -72,65 +74,84 @@ pub enum Log {
 }
 
 /// Every value: its name, and what it means.
-pub const VALUES: [(&str, &str); 19] = [
-    ("listen", "The address and port to listen on. Port 0 is any free one."),
+pub const VALUES: [(&str, &str); 20] = [
+    ("listen", "Address and port to listen on. Port 0 picks a free port."),
     (
         "tls_certificate",
-        "The server's certificate chain, as a PEM file. With `tls_key`, the server speaks HTTPS.",
+        "PEM file with the server's certificate chain. Together with `tls_key`, it enables HTTPS.",
     ),
-    ("tls_key", "The key of that certificate, as a PEM file."),
+    ("tls_key", "PEM file with the private key of `tls_certificate`."),
     (
         "plain_http_anywhere",
-        "Allows plain HTTP on an address that other machines can reach: keys and output can be read on the way.",
+        "Allow plain HTTP on an address that other machines can reach. Keys and output can then be read in transit.",
     ),
     (
         "domain",
-        "The domain below which ports are reached, as `8000-SANDBOX.DOMAIN`: one of its own, which nothing else uses, with a \
-         certificate and a DNS record for all names below it. `api.DOMAIN` is the server itself. With `https://` in front if something \
-         else speaks TLS for it.",
+        "Domain under which sandbox ports are served, as `8000-SANDBOX.DOMAIN`. Use a separate domain that nothing else uses, with a \
+         wildcard certificate and a wildcard DNS record. The server itself is at `api.DOMAIN`. Prefix the domain with `https://` if a proxy terminates TLS for it.",
     ),
-    ("sandboxes_max", "The most sandboxes at once; more are refused with `capacity`."),
-    ("memory_reserve_bytes", "Memory that stays free: below it, new sandboxes are refused with `capacity`."),
-    ("disk_reserve_bytes", "Disk that stays free in the data directory, likewise. 1 GiB does in any case."),
+    ("sandboxes_max", "Maximum number of live sandboxes. Further sandboxes are refused with `capacity`."),
+    (
+        "memory_reserve_bytes",
+        "Memory to keep free. A new sandbox that would leave less memory free is refused with `capacity`.",
+    ),
+    (
+        "disk_reserve_bytes",
+        "Disk space to keep free in the data directory. A new sandbox that would leave less space free is refused with `capacity`. At \
+         least 1 GiB is always kept free.",
+    ),
     (
         "artifact_retention_ms",
-        "How long artifacts of a run are kept after it, in milliseconds. 0: none are kept, and asking for them is refused.",
+        "How long artifacts are kept after the run that created them, in milliseconds. With 0, the server keeps no artifacts and refuses \
+         requests for them.",
     ),
     (
         "pool_ready",
-        "How many sandboxes are ready of each kind (template, tier, limits) that was asked for in the last hour; more where more were \
-         asked for at once in the last five minutes. 0: none is made before it is asked for.",
+        "Number of pre-warmed sandboxes for each combination of template, tier and limits that was requested in the last hour. More are \
+         kept for a combination that had more simultaneous requests in the last five minutes. 0 disables pre-warming.",
     ),
-    ("pool_memory_bytes", "The memory that all ready sandboxes may take together."),
+    ("pool_memory_bytes", "Total memory limit of all pre-warmed sandboxes."),
     (
         "pool_templates",
-        "Templates of which a sandbox with its usual limits is ready from the start of the server on, whether or not anybody asks.",
+        "Templates for which a sandbox with default limits is pre-warmed from server start, even without requests.",
     ),
     (
         "packages_python",
-        "Where the package gate gets Python packages: the address of a simple API. Without it, what the server's own pip is \
-         configured for.",
+        "URL of the Python package index (simple API) from which the package gate downloads. If unset, the gate uses the index that the \
+         server's own pip is configured for.",
     ),
     (
         "packages_node",
-        "Likewise, npm packages: the address of a registry; else what its npm is configured for.",
+        "URL of the npm registry from which the package gate downloads. If unset, the gate uses the registry that the server's npm is \
+         configured for.",
     ),
     (
         "packages_debian",
-        "Likewise, Debian packages: the address of an archive; else what its apt is configured for.",
+        "URL of the Debian archive from which the package gate downloads. If unset, the gate uses the archive that the server's apt is \
+         configured for.",
     ),
-    ("packages_debian_security", "Likewise, their security updates."),
+    (
+        "packages_debian_security",
+        "URL of the archive with Debian security updates from which the package gate downloads. If unset, the gate uses the archive \
+         that the server's apt is configured for.",
+    ),
     (
         "backends",
-        "What isolates, the first that works first: `oci` (OCI runtimes of this machine), `podman`, `docker`, or `engine` for both in \
-         that order, and `daytona` (an account that `DAYTONA_API_URL` and `DAYTONA_API_KEY` name). Empty: Daytona if both are set, and after \
-         it OCI runtimes if the server is root, else Podman, else Docker.",
+        "Backends to try, in order: `oci` (OCI runtimes of this machine), `podman`, `docker`, `engine` (podman, then docker) and `daytona` \
+         (the account set by `DAYTONA_API_URL` and `DAYTONA_API_KEY`). If empty: Daytona if both variables are set, then OCI runtimes if \
+         the server runs as root, otherwise Podman, otherwise Docker.",
     ),
-    ("log", "How the log is written to standard error: `text`, `json` or `none`."),
+    (
+        "audit_bytes_max",
+        "Maximum disk space of the audit log. A new file is started when the current file reaches a sixteenth of this size. The oldest file \
+         is removed when all files together exceed this size. To keep old entries, copy the files to another machine before they are removed.",
+    ),
+    ("log", "Format of the log on standard error: `text`, `json` or `none`."),
     (
         "traces",
-        "The address of an OpenTelemetry collector that takes OTLP over HTTP, such as `http://127.0.0.1:4318`: the steps of every create, \
-         exec and stop are sent there. Headers that it wants are in the variable `OTEL_EXPORTER_OTLP_HEADERS`.",
+        "URL of an OpenTelemetry collector that accepts OTLP over HTTP, such as `http://127.0.0.1:4318`. The server sends a trace \
+         of every request that creates a sandbox, starts an exec or stops a sandbox. Set headers that the collector requires in the \
+         environment variable `OTEL_EXPORTER_OTLP_HEADERS`.",
     ),
 ];
 
@@ -155,6 +176,7 @@ impl Default for Configuration {
             packages_debian: None,
             packages_debian_security: None,
             backends: Vec::new(),
+            audit_bytes_max: control::audit::Bounds::default().bytes_max,
             log: Log::Text,
             traces: None,
         }
@@ -167,8 +189,8 @@ impl Configuration {
         let Some(path) = path else { return Ok(Self::default()) };
         let wrong = |why: String| {
             Error::invalid(
-                format!("the configuration {} cannot be used: {why}", path.display()),
-                "Mend what the message names; `belljar serve --print-config` shows every value.",
+                format!("cannot use the configuration file {}: {why}", path.display()),
+                "Fix the problem named in the message. `bellglass serve --print-config` shows every value.",
             )
         };
         let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
@@ -183,22 +205,25 @@ impl Configuration {
         let web = |address: &&String| address.starts_with("https://") || address.starts_with("http://");
         if let Some(wrong) = packages.into_iter().flatten().find(|address| !web(address)) {
             return Err(Error::invalid(
-                format!("{wrong:?} is no address that packages come from"),
-                "Write it with https:// in front.",
+                format!("{wrong:?} is not a valid package URL"),
+                "Use a URL that begins with https://.",
             ));
         }
         if let Some(wrong) = self.traces.as_ref().filter(|address| !web(address)) {
             return Err(Error::invalid(
-                format!("{wrong:?} is no address that traces can be sent to"),
-                "Write it with http:// or https:// in front, as in http://127.0.0.1:4318.",
+                format!("{wrong:?} is not a valid collector URL"),
+                "Use a URL that begins with http:// or https://, such as http://127.0.0.1:4318.",
             ));
         }
         let tls = self.tls()?;
         if tls.is_none() && !self.listen.ip().is_loopback() && !self.plain_http_anywhere {
             return Err(Error::invalid(
-                format!("{} can be reached from other machines, and there is no certificate", self.listen),
-                "Give tls_certificate and tls_key, or listen on 127.0.0.1, or say plain_http_anywhere = true if \
-                 something in front of it speaks TLS.",
+                format!(
+                    "{} can be reached from other machines, and no certificate is configured",
+                    self.listen
+                ),
+                "Set tls_certificate and tls_key, listen on 127.0.0.1, or set plain_http_anywhere = true if a proxy in \
+                 front of the server terminates TLS.",
             ));
         }
         Ok(())
@@ -216,7 +241,10 @@ impl Configuration {
                 Ok(Some(TlsFiles { certificate: certificate.clone(), key: key.clone() }))
             }
             (None, None) => Ok(None),
-            _ => Err(Error::invalid("tls_certificate and tls_key belong together", "Give both, or neither.")),
+            _ => Err(Error::invalid(
+                "tls_certificate and tls_key must be set together",
+                "Set both tls_certificate and tls_key, or neither of them.",
+            )),
         }
     }
 
@@ -262,7 +290,7 @@ impl Configuration {
     fn reference() -> String {
         let values = toml::Table::try_from(Self::default()).unwrap_or_default();
         let mut text = String::from(
-            "# Configuration\n\nMade from the code: `belljar serve --print-config` shows the same for a running configuration.\n\n\
+            "# Configuration\n\nGenerated from the code. `bellglass serve --print-config` prints the same for the configuration in use.\n\n\
              | value | default | means |\n|---|---|---|\n",
         );
         for (name, meaning) in VALUES {
@@ -288,13 +316,13 @@ mod tests {
     #[test]
     fn the_reference_is_that_of_the_code() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operate/configuration.md");
-        if std::env::var_os("BELLJAR_WRITE").is_some() {
+        if std::env::var_os("BELLGLASS_WRITE").is_some() {
             std::fs::write(path, Configuration::reference()).unwrap();
         }
         assert_eq!(
             std::fs::read_to_string(path).unwrap(),
             Configuration::reference(),
-            "BELLJAR_WRITE=1 writes it anew"
+            "BELLGLASS_WRITE=1 writes it anew"
         );
     }
 

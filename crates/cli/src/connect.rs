@@ -12,25 +12,26 @@ use crate::quantity;
 /// A person who waits longer wants to know what for.
 const NOTE_AFTER: Duration = Duration::from_secs(3);
 /// The variable that holds a key. A key on the command line could be read by every user of the machine.
-const KEY: &str = "BELLJAR_KEY";
+const KEY: &str = "BELLGLASS_API_KEY";
 
-/// Which server to ask.
+/// Options that select the server, for every command.
 #[derive(clap::Args)]
 pub struct Connection {
-    /// The server to ask, such as `https://sandboxes.example.org`.
-    #[arg(long, global = true, env = "BELLJAR_SERVER", value_name = "URL", help_heading = "Server")]
+    /// URL of the server, such as `https://sandboxes.example.org`.
+    #[arg(long, global = true, env = "BELLGLASS_SERVER", value_name = "URL", help_heading = "Server")]
     server: Option<String>,
-    /// A file that holds the key; without it, the variable BELLJAR_KEY does.
+    /// File that contains the API key. Without this option, the key is read from the environment variable
+    /// BELLGLASS_API_KEY.
     #[arg(long, global = true, value_name = "FILE", help_heading = "Server")]
     key_file: Option<PathBuf>,
-    /// Certificates to trust, in PEM, instead of those of this machine.
-    #[arg(long, global = true, env = "BELLJAR_CA_FILE", value_name = "FILE", help_heading = "Server")]
+    /// PEM file with the CA certificates to trust, instead of the CA certificates of this machine.
+    #[arg(long, global = true, env = "BELLGLASS_CA_FILE", value_name = "FILE", help_heading = "Server")]
     ca_file: Option<PathBuf>,
-    /// How long a server is waited for that does not answer or is being restarted.
+    /// How long to wait for a server that does not answer or is restarting.
     #[arg(
         long,
         global = true,
-        env = "BELLJAR_SERVER_WAIT",
+        env = "BELLGLASS_SERVER_WAIT",
         value_parser = quantity::time,
         default_value = "60s",
         value_name = "TIME",
@@ -44,9 +45,9 @@ impl Connection {
     pub fn client(&self) -> Result<Client, Error> {
         self.configured()?.ok_or_else(|| {
             Error::invalid(
-                "this command asks a server, and none is configured",
+                "this command needs a server, but no server is configured",
                 format!(
-                    "Set BELLJAR_SERVER (or --server) to the server's address and {KEY} (or --key-file) to a key."
+                    "Start a server with `bellglass serve`, then set BELLGLASS_SERVER (or --server) to its address and {KEY} (or --key-file) to a key."
                 ),
             )
         })
@@ -65,8 +66,8 @@ impl Connection {
         let key = match &self.key_file {
             Some(path) => std::fs::read_to_string(path).map_err(|error| {
                 Error::invalid(
-                    format!("cannot read the key in {}: {error}", path.display()),
-                    "Name a file with --key-file that you may read and that holds nothing but the key.",
+                    format!("cannot read the key file {}: {error}", path.display()),
+                    "Set --key-file to a file that you can read and that contains only the key.",
                 )
             })?,
             None => std::env::var(KEY).unwrap_or_default(),
@@ -74,8 +75,10 @@ impl Connection {
         let key = key.trim();
         if key.is_empty() {
             return Err(Error::invalid(
-                "a server is configured, but no key",
-                format!("Set {KEY} to the secret of a key, or name a file that holds it with --key-file."),
+                "a server is configured, but no key is configured",
+                format!(
+                    "Set {KEY} to the secret of a key, or --key-file to a file that contains the secret."
+                ),
             ));
         }
         Ok(key.to_owned())
@@ -91,7 +94,7 @@ pub async fn answer<T>(
     tokio::select! {
         answer = &mut asking => return answer.map_err(|error| explain(&error)),
         () = tokio::time::sleep(NOTE_AFTER) => {
-            crate::show::note(&format!("still waiting for an answer of {}", client.url()));
+            crate::show::note(&format!("still waiting for a response from {}", client.url()));
         }
     }
     asking.await.map_err(|error| explain(&error))
@@ -101,13 +104,14 @@ pub async fn answer<T>(
 pub fn explain(error: &client::Error) -> Error {
     let fix = match error {
         client::Error::Unreachable { url, .. } => format!(
-            "See that `belljar serve` runs there and that {url} is its address; it was taken from --server or BELLJAR_SERVER."
+            "Check that `bellglass serve` is running and that {url}, from --server or BELLGLASS_SERVER, is the address of the server."
         ),
         client::Error::Distrusted { .. } => {
-            "Name the certificate of the authority that signed the server's with --ca-file or BELLJAR_CA_FILE.".into()
+            "Set --ca-file or BELLGLASS_CA_FILE to the certificate of the CA that signed the server's certificate. If the server has no certificate, write http:// in --server."
+                .into()
         }
         client::Error::Configuration { .. } => {
-            "Correct --server (BELLJAR_SERVER), --key-file (BELLJAR_KEY) or --ca-file (BELLJAR_CA_FILE)."
+            "Correct --server (BELLGLASS_SERVER), --key-file (BELLGLASS_API_KEY) or --ca-file (BELLGLASS_CA_FILE)."
                 .into()
         }
         client::Error::Refused(_) | client::Error::Protocol { .. } | client::Error::Local { .. } => error.to_api().fix,

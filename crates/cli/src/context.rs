@@ -1,4 +1,4 @@
-//! `belljar context`: interpreters that stay in a sandbox of a server. Code is run in one by `belljar python --context`.
+//! `bellglass context`: interpreters that stay in a sandbox of a server. Code is run in one by `bellglass python --context`.
 
 use std::process::ExitCode;
 
@@ -9,12 +9,12 @@ use crate::connect::{Connection, answer};
 use crate::python::LanguageName;
 use crate::{quantity, show};
 
-/// What to do with contexts.
+/// Arguments of `bellglass context`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar context create build\n  belljar python build --context c1 -c 'x = 1'\n  \
-    belljar context variables build c1\n  belljar context interrupt build c1\n  belljar context remove build c1\n\n\
-    A context keeps its variables from cell to cell, until it is removed or its sandbox ends."
+    after_help = "Examples:\n  bellglass context create build\n  bellglass python build --context c1 -c 'x = 1'\n  \
+    bellglass context variables build c1\n  bellglass context interrupt build c1\n  bellglass context remove build c1\n\n\
+    A context keeps its variables from one cell to the next, until it is removed or its sandbox ends."
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -23,50 +23,50 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Makes a context and writes its id.
+    /// Create a context and print its id.
     Create {
-        /// The sandbox, by its id or its name.
+        /// Sandbox, by id or name.
         #[arg(value_name = "SANDBOX")]
         sandbox: SandboxId,
-        /// What its cells are written in: python or bash.
+        /// Language of the cells: python or bash.
         #[arg(long, value_enum, default_value = "python", value_name = "LANGUAGE")]
         language: LanguageName,
-        /// The directory it starts in.
+        /// Working directory of the cells.
         #[arg(long, value_name = "DIRECTORY")]
         cwd: Option<String>,
-        /// Writes JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Lists the contexts of a sandbox.
+    /// List the contexts of a sandbox.
     List {
-        /// The sandbox, by its id or its name.
+        /// Sandbox, by id or name.
         #[arg(value_name = "SANDBOX")]
         sandbox: SandboxId,
-        /// Writes JSON instead of a table.
+        /// Print JSON instead of a table.
         #[arg(long)]
         json: bool,
     },
-    /// Has a context begin anew, without its variables.
+    /// Restart a context. Its variables are lost.
     Restart(One),
-    /// Ends the cell that runs in a context; its variables stay where the cell heeds that.
+    /// Interrupt the running cell of a context. Variables survive unless the cell ignores the interrupt.
     Interrupt(One),
-    /// Ends a context, and the cell that runs in it.
+    /// Remove a context and stop the cell that runs in it.
     Remove(One),
-    /// Shows what a context has in its variables.
+    /// List the variables of a context and their values.
     Variables(One),
 }
 
-/// Which one.
+/// Context to act on.
 #[derive(clap::Args)]
 struct One {
-    /// The sandbox, by its id or its name.
+    /// Sandbox, by id or name.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// The context.
+    /// Context id.
     #[arg(value_name = "CONTEXT")]
     context: ContextId,
-    /// Writes JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -119,7 +119,7 @@ fn show_contexts(contexts: &[ContextInfo], json: bool) -> Result<(), Error> {
         return show::json(&contexts);
     }
     if contexts.is_empty() {
-        show::note("there are no contexts; make one with: belljar context create");
+        show::note("no contexts; create one with: bellglass context create");
         return Ok(());
     }
     let row = |info: &ContextInfo| {
@@ -142,7 +142,7 @@ fn show_variables(variables: &[Variable], json: bool) -> Result<(), Error> {
         return show::json(&variables);
     }
     if variables.is_empty() {
-        show::note("it has no variables");
+        show::note("the context has no variables");
         return Ok(());
     }
     let row = |one: &Variable| {

@@ -1,4 +1,4 @@
-//! `belljar cp`: files between this machine and a sandbox.
+//! `bellglass cp`: files between this machine and a sandbox.
 //!
 //! | module | holds |
 //! |---|---|
@@ -46,20 +46,21 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 const INTERRUPTED: u8 = 130;
 const TERMINATED: u8 = 143;
 
-/// What to copy, and whereto.
+/// Arguments of `bellglass cp`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar cp data.csv build:\n  belljar cp build:result.json .\n  \
-    belljar cp 'build:logs/*.txt' logs/\n  belljar cp src build:/workspace/src\n  tar c . | belljar cp - build:all.tar\n  \
-    belljar cp build:out.bin - | sha256sum\n\n\
-    SANDBOX:PATH is in a sandbox, relative to /workspace; anything else is on this machine; - is standard input or output. A \
-    directory is copied with what is in it: into TARGET if that is a directory, else as TARGET. A file of the same name is \
-    replaced. A file that is cut off on its way is gone on with. The exit code is 1 if something of a directory was left out or \
-    written to while it was copied.")]
+#[command(after_help = "Examples:\n  bellglass cp data.csv build:\n  bellglass cp build:result.json .\n  \
+    bellglass cp 'build:logs/*.txt' logs/\n  bellglass cp src build:/workspace/src\n  tar c . | bellglass cp - build:all.tar\n  \
+    bellglass cp build:out.bin - | sha256sum\n\n\
+    SANDBOX:PATH is a path in a sandbox, relative to /workspace. Other paths are on this machine; - means\n\
+    standard input or output. Directories are copied with their contents. If TARGET is an existing directory, the\n\
+    sources are copied into it; otherwise the source is copied under the name TARGET. Existing files of\n\
+    the same name are replaced. If the connection breaks, the copy of a file resumes. The exit code is 1 if\n\
+    part of a directory was left out or changed while it was copied.")]
 pub struct Arguments {
-    /// What to copy; the last one is whereto.
-    #[arg(required = true, num_args = 2.., value_name = "SOURCE TARGET")]
+    /// Files and directories to copy, followed by the target, such as `data.csv build:`.
+    #[arg(required = true, num_args = 2.., value_names = ["SOURCE", "TARGET"])]
     places: Vec<OsString>,
-    /// Shows no progress.
+    /// Show no progress.
     #[arg(long, short = 'q')]
     quiet: bool,
 }
@@ -121,7 +122,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         }
     };
     if !tokio::time::timeout(LEAVE_WITHIN, leaving).await.unwrap_or(false) {
-        show::note("a hidden file that ends in .part may be left beside the target; remove it");
+        show::note("a hidden .part file may remain next to the target; remove it");
     }
     Ok(ExitCode::from(code))
 }
@@ -186,8 +187,8 @@ fn can_be_copied(places: &[Place], target: &Place) -> Result<(), Error> {
         match (place, target) {
             (Place::There { sandbox: from, .. }, Place::There { sandbox: to, .. }) if from != to => {
                 return Err(Error::invalid(
-                    "nothing is copied from one sandbox into another",
-                    "Copy it to this machine first, and from here into the other.",
+                    "cannot copy directly from one sandbox to another",
+                    "Copy the files to this machine first, then to the other sandbox.",
                 ));
             }
             (Place::There { .. }, _) | (_, Place::There { .. }) => {}
@@ -204,8 +205,8 @@ fn apart(sources: &[Place]) -> Result<(), Error> {
         let Some(name) = source.name() else { continue };
         if let Some(other) = names.insert(name, source).filter(|other| *other != source) {
             return Err(Error::invalid(
-                format!("{other} and {source} would both become {:?}", String::from_utf8_lossy(name)),
-                "Copy them one by one, each to a name of its own.",
+                format!("{other} and {source} would both be copied to {:?}", String::from_utf8_lossy(name)),
+                "Copy the sources one by one, each to a different name.",
             ));
         }
     }
@@ -235,17 +236,17 @@ impl Copied {
 fn tell(skipped: u64, changed: u64) -> Copied {
     if skipped > 0 {
         show::note(&format!(
-            "{skipped} things were left out: neither files, directories nor symlinks, or unreadable"
+            "{skipped} entries were skipped because they are unreadable, or are not files, directories or symlinks"
         ));
     }
     if changed > 0 {
-        show::note(&format!("{changed} files were written to while they were copied"));
+        show::note(&format!("{changed} files changed while they were copied"));
     }
     if skipped + changed == 0 { Copied::Whole } else { Copied::Partly }
 }
 
 fn watch(kind: SignalKind) -> Result<Signal, Error> {
-    signal(kind).map_err(|error| crate::platform(format!("cannot watch for signals: {error}")))
+    signal(kind).map_err(|error| crate::platform(format!("cannot install a signal handler: {error}")))
 }
 
 /// Hidden where standard error is no terminal.
@@ -269,16 +270,19 @@ fn begin(bar: &ProgressBar, name: &str, bytes: Option<u64>) {
 fn unreadable(path: &Path, error: &std::io::Error) -> Error {
     Error::invalid(
         format!("cannot use {}: {error}", path.display()),
-        "Name a file or a directory of this machine that you may use, or write SANDBOX:PATH.",
+        "Use a file or directory on this machine that you can access, or write SANDBOX:PATH.",
     )
 }
 
 fn nothing() -> Error {
-    Error::invalid("nothing is to be copied", "Name what to copy, and whereto.")
+    Error::invalid("there is nothing to copy", "Name at least one source and a target.")
 }
 
 fn nowhere() -> Error {
-    Error::invalid("neither side of the copy is a sandbox", "Write SANDBOX:PATH for one of them.")
+    Error::invalid(
+        "neither the source nor the target is in a sandbox",
+        "Write the source or the target as SANDBOX:PATH.",
+    )
 }
 
 #[cfg(test)]

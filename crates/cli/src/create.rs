@@ -1,4 +1,4 @@
-//! `belljar create`: a sandbox that stays.
+//! `bellglass create`: a sandbox that stays.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -11,32 +11,32 @@ use crate::connect::{Connection, answer};
 use crate::quantity::{self, Limit};
 use crate::{request, show};
 
-/// What to make.
+/// Arguments of `bellglass create`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar create\n  belljar create --name build --memory 2G --cpus 2 --ttl 4h\n  \
-    belljar create --dataset data/sales.csv=sales.csv\n  belljar create --allow python-packages --allow api.example.org\n  \
-    belljar exec $(belljar create --label owner=ci) -- make test"
+    after_help = "Examples:\n  bellglass create\n  bellglass create --name build --memory 2G --cpus 2 --ttl 4h\n  \
+    bellglass create --dataset data/sales.csv=sales.csv\n  bellglass create --allow python-packages --allow api.example.org\n  \
+    bellglass exec $(bellglass create --label owner=ci) -- make test"
 )]
 pub struct Arguments {
     #[command(flatten)]
     sandbox: request::Sandbox,
-    /// A name to call it by, written like an id; an id works as well.
+    /// Name that can be used instead of the id: up to 40 lower-case letters and digits, starting with a letter.
     #[arg(long)]
     name: Option<SandboxId>,
-    /// It is stopped when for so long nobody has called and no command has run.
+    /// Stop the sandbox when it has had no request and no running command for this long.
     #[arg(long, value_parser = quantity::limit, default_value = "5m", value_name = "TIME")]
     idle: Limit,
-    /// How long it lives at most: none is 24 hours, the longest there is.
+    /// Maximum lifetime of the sandbox, such as 4h. The value `none` means 24 hours, the longest possible lifetime.
     #[arg(long, value_parser = quantity::limit, default_value = "1h", value_name = "TIME")]
     ttl: Limit,
-    /// Something to find it by; can be given more than once.
+    /// Label to find the sandbox by. Can be repeated.
     #[arg(long = "label", value_name = "NAME=VALUE")]
     labels: Vec<String>,
-    /// A dataset of the project to put in before anything runs, and where; can be given more than once.
+    /// Dataset of the project to copy to PATH before any command runs. Can be repeated.
     #[arg(long = "dataset", value_name = "PATH=NAME")]
     datasets: Vec<String>,
-    /// Writes the sandbox as JSON instead of its id.
+    /// Print the sandbox as JSON instead of its id.
     #[arg(long)]
     json: bool,
 }

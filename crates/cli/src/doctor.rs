@@ -1,4 +1,4 @@
-//! `belljar doctor`: what this machine can do, proved by doing it.
+//! `bellglass doctor`: what this machine can do, proved by doing it.
 //!
 //! A tier is `ok` when a real sandbox of it started, its posture was the promised one and a command in it answered;
 //! `degraded` when the same holds but the version lacks known fixes; `refused` when it does not, with the reason and
@@ -14,14 +14,17 @@ use node::{Machine, Sandbox, machine};
 use runtime::daytona::Account;
 use runtime::engine::Kind;
 use runtime::oci::Flavor;
-use runtime::{Profile, Runtime as _, Spec, Tier};
+use runtime::{Profile, Runtime as _, Spec, Tier, tables};
 
 use crate::{advisories, run, show};
 
-/// How to show it.
+/// As many sandboxes as a server has at most, unless it is told otherwise.
+const CROWD: u64 = 1000;
+
+/// Arguments of `bellglass doctor`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Writes JSON instead of tables.
+    /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
 }
@@ -62,10 +65,10 @@ impl Verdict {
 pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
     run::tidy(&machine).await?;
-    let mut host = vec![kernel(), memory_controllers()];
+    let mut host = vec![kernel(), memory_controllers(), processes(), open_files(), file_locks()];
     host.extend([
         tool("mke2fs", "e2fsprogs", "the sandbox's disk", Verdict::Refused),
-        tool("mmdebstrap", "mmdebstrap", "`belljar template build base`", Verdict::Absent),
+        tool("mmdebstrap", "mmdebstrap", "`bellglass template build base`", Verdict::Absent),
     ]);
     let mut tiers = Vec::new();
     for flavor in Machine::flavors() {
@@ -81,18 +84,18 @@ pub async fn run(data: &Path, arguments: Arguments) -> Result<ExitCode, Error> {
     if arguments.json {
         let list = |findings: &[Finding]| findings.iter().map(Finding::json).collect::<Vec<_>>();
         let report = serde_json::json!({
-            "belljar": env!("CARGO_PKG_VERSION"), "works": works, "host": list(&host), "tiers": list(&tiers),
+            "bellglass": env!("CARGO_PKG_VERSION"), "works": works, "host": list(&host), "tiers": list(&tiers),
         });
         show::value(&report)?;
     } else {
-        show::line(&format!("belljar {} on {}\n", env!("CARGO_PKG_VERSION"), machine.data().display()))?;
+        show::line(&format!("bellglass {} on {}\n", env!("CARGO_PKG_VERSION"), machine.data().display()))?;
         print("part", &host)?;
         show::line("")?;
         print("tier", &tiers)?;
         show::line(if works {
-            "\nThis machine runs sandboxes."
+            "\nThis machine can run sandboxes."
         } else {
-            "\nThis machine runs no sandboxes: mend what is refused."
+            "\nThis machine cannot run sandboxes: fix the parts with the verdict \"refused\"."
         })?;
     }
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -108,19 +111,23 @@ async fn tier(machine: &Machine, flavor: Flavor) -> Finding {
         detail,
     };
     let Ok(flavor) = flavor.clone().find() else {
-        return finding("-", Verdict::Absent, format!("to have this tier: {}", install(flavor.name)));
+        return finding("-", Verdict::Absent, format!("to enable this tier: {}", install(flavor.name)));
     };
     let version = version_of(&flavor);
     if !rustix::process::geteuid().is_root() {
-        return finding(&version, Verdict::Refused, "only root can use it: run this again with sudo".into());
+        return finding(
+            &version,
+            Verdict::Refused,
+            "this tier requires root: run `bellglass doctor` again with sudo".into(),
+        );
     }
     match try_out(machine, flavor.name).await {
         Ok(took) => {
             let lacking = advisories::lacking(flavor.name, &version);
             let detail = match lacking.as_slice() {
-                [] => format!("a sandbox started, was sealed as promised and answered in {took:.0?}"),
+                [] => format!("a sandbox started, passed its posture check and answered in {took:.0?}"),
                 names => format!(
-                    "works ({took:.0?}); upstream fixed {} after this version: check that your distribution did, or install a newer one",
+                    "a sandbox started in {took:.0?}, but upstream fixed {} after this version: check that your distribution backported the fix, or install a newer version",
                     names.join(", ")
                 ),
             };
@@ -154,7 +161,10 @@ async fn engine(machine: &Machine, kind: Kind) -> Finding {
         Ok(took) => finding(
             &facts.version,
             Verdict::working(&names),
-            format!("works ({took:.0?}); it lacks {}: see `belljar status`", names.join(", ")),
+            format!(
+                "a sandbox started in {took:.0?}. Missing protections: {}. For details, run `bellglass status`",
+                names.join(", ")
+            ),
         ),
         Err(error) => finding(&facts.version, Verdict::Refused, said(&error)),
     }
@@ -171,7 +181,7 @@ async fn daytona(machine: &Machine) -> Finding {
         Ok(lacks) => {
             let names: Vec<&str> = lacks.iter().filter_map(|lack| lack.split(':').next()).collect();
             let detail = format!(
-                "it takes the key; it lacks {}; `belljar sandbox-test` starts something there",
+                "the account accepts the key. Missing protections: {}. To start a test sandbox there, run `bellglass sandbox-test`",
                 names.join(", ")
             );
             (Verdict::Degraded, detail)
@@ -210,7 +220,7 @@ fn kernel() -> Finding {
     let version = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     let lacking = advisories::lacking("linux", &version);
     let detail = match lacking.as_slice() {
-        [] => "no known fix is missing by its version".to_owned(),
+        [] => "according to its version, the kernel has all known fixes".to_owned(),
         names => format!("upstream fixed {} after this version: update the kernel", names.join(", ")),
     };
     Finding { part: "linux".into(), version, verdict: Verdict::working(&lacking), detail }
@@ -219,12 +229,62 @@ fn kernel() -> Finding {
 fn memory_controllers() -> Finding {
     let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     let version = if unified { "2" } else { "1" };
-    let (verdict, detail) = if unified || Path::new("/sys/fs/cgroup/memory").exists() {
-        (Verdict::Ok, "limits of memory, processes and processor time can be set")
+    let counts_sockets = Path::new("/sys/fs/cgroup/memory/memory.kmem.tcp.limit_in_bytes").exists();
+    let (verdict, detail) = if unified || counts_sockets {
+        (Verdict::Ok, "cgroups can limit memory, socket buffers, processes and CPU time")
+    } else if Path::new("/sys/fs/cgroup/memory").exists() {
+        (
+            Verdict::Refused,
+            "cgroup version 1 without memory.kmem.tcp cannot limit socket buffers; boot with cgroup version 2",
+        )
     } else {
         (Verdict::Refused, "no memory controller: mount cgroups at /sys/fs/cgroup")
     };
     Finding { part: "cgroups".into(), version: version.into(), verdict, detail: detail.into() }
+}
+
+/// Whether the machine has processes for many sandboxes that use all of theirs.
+fn processes() -> Finding {
+    let (total, each) = (tables::tasks_of_all(), tables::tasks_of(&Limits::default(), Tier::Container));
+    let enough = format!(
+        "the machine has enough processes for {} sandboxes with the default process limit",
+        total / each
+    );
+    let (verdict, detail) = if total / each >= CROWD {
+        (Verdict::Ok, enough)
+    } else {
+        (Verdict::Degraded, format!("{enough}; to raise this number: `sysctl -w kernel.pid_max=4194304`"))
+    };
+    Finding { part: "processes".into(), version: tables::tasks().total.to_string(), verdict, detail }
+}
+
+/// The same of open files, of which each sandbox may have a part.
+fn open_files() -> Finding {
+    let (each, most) = (tables::open_files(&Limits::default()), tables::open_files(&Limits::MIN));
+    let (verdict, detail) = if each == most {
+        (Verdict::Ok, format!("a process in a sandbox may open {each} files"))
+    } else {
+        let detail = format!(
+            "a process in a sandbox may open only {each} files, so that one sandbox cannot use up all open files of the machine; to raise this limit: `sysctl -w fs.file-max=9223372036854775807`"
+        );
+        (Verdict::Degraded, detail)
+    };
+    Finding { part: "open files".into(), version: tables::files().total.to_string(), verdict, detail }
+}
+
+/// Linux has no limit for these, so a server counts them.
+fn file_locks() -> Finding {
+    let (verdict, detail) = match tables::locks() {
+        Some(_) => (
+            Verdict::Ok,
+            "Linux does not limit file locks, so the server stops a container that holds tens of thousands of them (kernel_resource); tier user-kernel keeps file locks in its own kernel",
+        ),
+        None => (
+            Verdict::Degraded,
+            "Linux does not limit file locks, and this kernel does not count them (/proc/slabinfo); run untrusted code in tier user-kernel",
+        ),
+    };
+    Finding { part: "file locks".into(), version: "-".into(), verdict, detail: detail.into() }
 }
 
 fn tool(name: &str, package: &str, purpose: &str, without: Verdict) -> Finding {
@@ -232,9 +292,9 @@ fn tool(name: &str, package: &str, purpose: &str, without: Verdict) -> Finding {
     let mut places: Vec<_> = std::env::split_paths(&directories).collect();
     places.extend(["/usr/sbin", "/sbin"].map(Into::into));
     let (verdict, detail) = if places.iter().any(|place| place.join(name).is_file()) {
-        (Verdict::Ok, format!("for {purpose}"))
+        (Verdict::Ok, format!("installed; needed for {purpose}"))
     } else {
-        (without, format!("needed for {purpose}: apt-get install {package}"))
+        (without, format!("not installed, but needed for {purpose}: apt-get install {package}"))
     };
     Finding { part: name.into(), version: "-".into(), verdict, detail }
 }
@@ -273,7 +333,7 @@ fn print(head: &str, findings: &[Finding]) -> Result<(), Error> {
             ]
         })
         .collect();
-    show::table(&[head, "version", "verdict", "what was found"], &rows)
+    show::table(&[head, "version", "verdict", "finding"], &rows)
 }
 
 impl Finding {

@@ -1,4 +1,4 @@
-//! `belljar drain`: empties a machine before it is taken out of service.
+//! `bellglass drain`: empties a machine before it is taken out of service.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,20 +15,21 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// No sandbox lives longer than this.
 const WAIT_MAX: Duration = Duration::from_millis(limits::DEADLINE_MS_MAX);
 
-/// What to do.
+/// Arguments of `bellglass drain`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar drain --wait && systemctl stop belljar\n  belljar drain --undo\n\n\
-    Sandboxes that live go on until they end; new ones are refused. Needs a key of the role admin."
+    after_help = "Examples:\n  bellglass drain --wait && systemctl stop bellglass\n  bellglass drain --undo\n\n\
+    Existing sandboxes keep running until they end; new sandboxes are refused. The command requires a key\n\
+    with the role admin."
 )]
 pub struct Arguments {
-    /// Takes new sandboxes again.
+    /// Accept new sandboxes again.
     #[arg(long, conflicts_with = "wait")]
     undo: bool,
-    /// Waits until the last sandbox has ended.
+    /// Wait until the last sandbox has ended.
     #[arg(long)]
     wait: bool,
-    /// Writes JSON instead of a table.
+    /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
 }
@@ -40,17 +41,20 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     let (began, mut said) = (Instant::now(), None);
     while arguments.wait && status.sandboxes > 0 {
         if began.elapsed() > WAIT_MAX {
-            return Err(crate::platform(format!("{} sandboxes live longer than any may", status.sandboxes)));
+            return Err(crate::platform(format!(
+                "{} sandboxes are still running although the maximum lifetime has passed",
+                status.sandboxes
+            )));
         }
         if said.replace(status.sandboxes) != Some(status.sandboxes) {
-            show::note(&format!("{} sandboxes are left", status.sandboxes));
+            show::note(&format!("{} sandboxes remain", status.sandboxes));
         }
         tokio::time::sleep(LOOK_EVERY).await;
         status = answer(&client, client.node()).await?;
         if !status.draining {
             return Err(Error::invalid(
-                "somebody had the machine take new sandboxes again",
-                "Drain it again.",
+                "draining was undone by another client",
+                "Run `bellglass drain` again.",
             ));
         }
     }

@@ -1,4 +1,4 @@
-//! `belljar e2b env`: what programs that use E2B's SDKs need to find this server instead.
+//! `bellglass e2b env`: what programs that use E2B's SDKs need to find this server instead.
 
 use std::process::ExitCode;
 
@@ -7,13 +7,15 @@ use api::Error;
 use crate::connect::{Connection, answer};
 use crate::show;
 
-/// What its SDKs take for a key begins with this, and goes on in hexadecimal as ours do.
+/// Its SDKs check that a key is this prefix and hexadecimal digits.
 const PREFIX: &str = "e2b_";
+/// The prefix of our keys, in whose place it stands.
+const OWN_PREFIX: &str = "bgk_";
 
-/// What to do for clients of E2B's SDKs.
+/// Arguments of `bellglass e2b`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  eval \"$(belljar e2b env)\"\n  python3 -c 'from e2b import Sandbox; print(Sandbox.create().commands.run(\"id\").stdout)'"
+    after_help = "Examples:\n  eval \"$(bellglass e2b env)\"\n  python3 -c 'from e2b import Sandbox; print(Sandbox.create().commands.run(\"id\").stdout)'"
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -22,9 +24,9 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Writes the variables with which E2B's SDKs use the server, for a shell.
+    /// Print shell commands that set environment variables, so that E2B's SDKs use the server.
     Env {
-        /// Writes JSON instead.
+        /// Print JSON instead of shell commands.
         #[arg(long)]
         json: bool,
     },
@@ -37,7 +39,8 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     // What is written is for a server that answers, and a key that it knows.
     answer(&client, client.sandboxes(false)).await?;
     let key = connection.key()?;
-    let key = if key.starts_with(PREFIX) { key } else { format!("{PREFIX}{key}") };
+    let digits = key.strip_prefix(PREFIX).unwrap_or(&key);
+    let key = format!("{PREFIX}{}", digits.strip_prefix(OWN_PREFIX).unwrap_or(digits));
     let url = client.url().trim_end_matches('/').to_owned();
     let variables = [("E2B_API_KEY", key), ("E2B_API_URL", url.clone()), ("E2B_SANDBOX_URL", url)];
     if json {

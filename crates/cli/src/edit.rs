@@ -1,4 +1,4 @@
-//! `belljar edit`: changes a file of a sandbox, by an exact text or in an editor.
+//! `bellglass edit`: changes a file of a sandbox, by an exact text or in an editor.
 
 use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
@@ -13,26 +13,27 @@ use client::{Client, Files};
 use crate::connect::{Connection, answer};
 use crate::{ls, show};
 
-/// What to change.
+/// Arguments of `bellglass edit`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar edit build main.py --old 'port = 80' --new 'port = 8080'\n  \
-    EDITOR=vim belljar edit build main.py\n\n\
-    The text must stand in the file exactly once, unless --all is given. Without --old the file is opened in $VISUAL or $EDITOR, and \
-    written back if nobody else has changed it meanwhile; what cannot be written back is kept, and said where.")]
+#[command(after_help = "Examples:\n  bellglass edit build main.py --old 'port = 80' --new 'port = 8080'\n  \
+    EDITOR=vim bellglass edit build main.py\n\n\
+    The text given with --old must occur in the file exactly once, unless --all is given. Without --old,\n\
+    the file is opened in $VISUAL or $EDITOR, and written back if the file in the sandbox has not changed\n\
+    meanwhile. If the file cannot be written back, your version is kept and its path is printed.")]
 pub struct Arguments {
-    /// The sandbox, by its id or its name.
+    /// Sandbox, by id or name.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// The file, relative to /workspace.
+    /// File to edit, relative to /workspace.
     #[arg(value_name = "PATH")]
     path: OsString,
-    /// The text to replace, exactly.
+    /// Exact text to replace.
     #[arg(long, requires = "new", value_name = "TEXT")]
     old: Option<String>,
-    /// What stands there afterwards.
+    /// Replacement text.
     #[arg(long, requires = "old", value_name = "TEXT")]
     new: Option<String>,
-    /// Replaces the text wherever it stands.
+    /// Replace every occurrence.
     #[arg(long, requires = "old")]
     all: bool,
 }
@@ -51,7 +52,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     };
     let edit = EditRequest { old, new, all: arguments.all };
     let count = answer(&client, files.edit(&path, &edit)).await?;
-    show::note(&format!("changed in {count} place{}", if count == 1 { "" } else { "s" }));
+    show::note(&format!("replaced {count} occurrence{}", if count == 1 { "" } else { "s" }));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -63,7 +64,7 @@ async fn in_editor(client: &Client, files: &Files, path: &FilePath) -> Result<Ex
         open_editor(&copy.path)?;
         let after = copy.read()?;
         if after == before {
-            show::note("nothing was changed");
+            show::note("no changes");
             return Ok(());
         }
         if answer(client, files.stat(path)).await?.version != info.version {
@@ -82,11 +83,11 @@ async fn in_editor(client: &Client, files: &Files, path: &FilePath) -> Result<Ex
 fn conflict(path: &FilePath) -> Error {
     Error {
         code: ErrorCode::Conflict,
-        message: format!("{:?} was changed in the sandbox meanwhile", path.text()),
+        message: format!("{:?} changed in the sandbox while you edited it", path.text()),
         layer: Layer::UserCode,
         ran: Ran::No,
         retry: Retry::Useless,
-        fix: "Compare the two versions and copy the right one with `belljar cp`.".into(),
+        fix: "Compare your version with the version in the sandbox and copy the right version with `bellglass cp`.".into(),
     }
 }
 
@@ -104,7 +105,7 @@ fn open_editor(path: &Path) -> Result<(), Error> {
     }
     Err(Error::invalid(
         format!("the editor {editor:?} failed: {status}"),
-        "Nothing was written back; set VISUAL or EDITOR to an editor that works.",
+        "Nothing was written back. Set VISUAL or EDITOR to a working editor.",
     ))
 }
 
@@ -113,7 +114,7 @@ impl Copy {
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
             .map_err(|errno| crate::platform(errno.to_string()))?;
-        let name = format!("belljar-edit-{:016x}", u64::from_ne_bytes(random));
+        let name = format!("bellglass-edit-{:016x}", u64::from_ne_bytes(random));
         let copy = Self { path: std::env::temp_dir().join(name) };
         let fault = |error| crate::platform(format!("cannot write {}: {error}", copy.path.display()));
         let opened = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&copy.path);

@@ -1,4 +1,4 @@
-//! `belljar events`: what happens to the project's sandboxes, as it happens.
+//! `bellglass events`: what happens to the project's sandboxes, as it happens.
 
 use std::process::ExitCode;
 
@@ -9,11 +9,11 @@ use crate::connect::{Connection, explain};
 use crate::show::Heard;
 use crate::{list, quantity, show};
 
-/// How to show them.
+/// Arguments of `bellglass events`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar events\n  belljar events --json | jq .sandbox.id")]
+#[command(after_help = "Examples:\n  bellglass events\n  bellglass events --json | jq .sandbox.id")]
 pub struct Arguments {
-    /// Writes one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }
@@ -41,8 +41,8 @@ fn words(event: &SandboxEvent) -> String {
             let left = quantity::show_time(std::time::Duration::from_millis(*in_ms));
             format!("{sandbox} will be stopped in {left} ({})", reason.name())
         }
-        SandboxEvent::Missed { count: 0 } => "events may have been missed; see: belljar list".into(),
-        SandboxEvent::Missed { count } => format!("{count} events were missed; see: belljar list"),
+        SandboxEvent::Missed { count: 0 } => "events may have been missed; see: bellglass list".into(),
+        SandboxEvent::Missed { count } => format!("{count} events were missed; see: bellglass list"),
         SandboxEvent::Heartbeat => "nothing happened".into(),
     }
 }

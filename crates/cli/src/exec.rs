@@ -1,4 +1,4 @@
-//! `belljar exec`: a command in a sandbox of a server.
+//! `bellglass exec`: a command in a sandbox of a server.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,20 +14,21 @@ use crate::{request, show};
 /// How long the files of a run are waited for, once it has ended.
 const ARTIFACTS_WITHIN: Duration = Duration::from_secs(120);
 
-/// What to run, and where.
+/// Arguments of `bellglass exec`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar exec build -- make test\n  \
-    tar c . | belljar exec --stdin build -- tar x\n  belljar exec --detach --timeout none build -- ./server\n  \
-    belljar exec --artifacts output build -- python report.py\n\n\
-    The exit code is the command's own; 125 is a failure of Belljar's. An interrupt cancels the command.")]
+#[command(after_help = "Examples:\n  bellglass exec build -- make test\n  \
+    tar c . | bellglass exec --stdin build -- tar x\n  bellglass exec --detach --timeout none build -- ./server\n  \
+    bellglass exec --artifacts output build -- python report.py\n\n\
+    The exit code is the command's own, 124 if the command timed out, 128 + N if signal N killed it, or 125 if it could not\n\
+    be started or Bellglass failed. An interrupt cancels the command.")]
 pub struct Arguments {
-    /// The sandbox, by its id or its name.
+    /// Sandbox, by id or name.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// Starts the command, writes its id and leaves; see `belljar attach` and `belljar logs`.
+    /// Start the command, print its exec id and exit; see `bellglass attach` and `bellglass logs`. --timeout applies as well.
     #[arg(long, short = 'd', conflicts_with = "stdin")]
     detach: bool,
-    /// A folder whose new and changed files the server keeps after the run; can be given more than once.
+    /// Directory whose new and changed files the server stores after the run. Can be repeated.
     #[arg(long = "artifacts", value_name = "DIRECTORY")]
     artifacts: Vec<String>,
     #[command(flatten)]
@@ -65,7 +66,9 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
             code
         }
         Followed::CaughtUp | Followed::Left => {
-            show::note(&format!("left before the end was known; see: belljar attach {sandbox} {id}"));
+            show::note(&format!(
+                "detached before the outcome was known. To return: bellglass attach {sandbox} {id}"
+            ));
             ExitCode::from(crate::FAILED)
         }
     })
@@ -77,22 +80,24 @@ fn tell(kept: &Artifacts) {
     for item in &kept.items {
         let (name, number) = (&item.path, item.number);
         show::note(&format!(
-            "kept {name} ({} bytes, {}): {sandbox}/{exec}/{number}",
+            "stored {name} ({} bytes, {}) as artifact {sandbox}/{exec}/{number}",
             item.size_bytes, item.mime
         ));
     }
     for left in &kept.left_out {
-        show::note(&format!("not kept {} ({} bytes): {}", left.path, left.size_bytes, left.why.name()));
+        show::note(&format!("did not store {} ({} bytes): {}", left.path, left.size_bytes, left.why.name()));
     }
     if kept.more_left_out > 0 {
-        show::note(&format!("not kept {} more", kept.more_left_out));
+        show::note(&format!("{} more files were not stored", kept.more_left_out));
     }
     if kept.unseen {
-        show::note("there are more files in the folders than are looked at");
+        show::note("the folders contain more files than the scan limit; some files were not checked");
     }
     match &kept.error {
-        Some(error) => show::note(&format!("not all was kept: {}", error.message)),
-        None if kept.pending => show::note("its files are still being read; ask the server for them later"),
+        Some(error) => show::note(&format!("not all artifacts were stored: {}", error.message)),
+        None if kept.pending => {
+            show::note("the artifacts are still being collected; request them from the server later")
+        }
         None => {}
     }
 }

@@ -74,7 +74,7 @@ impl Followee<'_> {
             };
             match event {
                 Some(Some(Event::Data { stream, bytes, .. })) => output.take(stream, &bytes)?,
-                Some(Some(Event::Gap { from, to, .. })) => output.miss(to - from),
+                Some(Some(Event::Gap { stream, from, to })) => output.miss(stream, to - from),
                 Some(Some(Event::Result { line, .. })) => output.result(line)?,
                 Some(Some(Event::End(end))) => return Ok(Followed::Ended(end)),
                 Some(None) => return Ok(Followed::CaughtUp),
@@ -97,9 +97,9 @@ fn note_failure(cancelled: Result<Result<(), client::Error>, tokio::time::error:
     let why = match cancelled {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error.to_string(),
-        Err(_) => "the server does not answer".into(),
+        Err(_) => "the server does not respond".into(),
     };
-    show::note(&format!("cannot cancel: {why}; interrupt again to leave"));
+    show::note(&format!("cannot cancel the command: {why}; interrupt again to detach"));
 }
 
 /// Sends our standard input to the exec until it ends or the exec does not want more.
@@ -122,5 +122,5 @@ async fn feed(client: &Client, sandbox: &SandboxId, exec: &ExecId) {
 
 /// Watches for a signal from now on.
 pub fn watch(kind: SignalKind) -> Result<Signal, Error> {
-    signal(kind).map_err(|error| crate::platform(format!("cannot watch for signals: {error}")))
+    signal(kind).map_err(|error| crate::platform(format!("cannot install a signal handler: {error}")))
 }

@@ -1,4 +1,4 @@
-//! `belljar forward`: ports of a sandbox as ports of this machine.
+//! `bellglass forward`: ports of a sandbox as ports of this machine.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
@@ -19,24 +19,26 @@ const COPY_BYTES: usize = 64 * 1024;
 /// When no connection can be taken (no descriptors), the next try.
 const ACCEPT_AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// What to forward.
+/// Arguments of `bellglass forward`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar forward build 8000\n  belljar forward build 8080:8000 5433:5432\n  \
-    belljar forward --url build 8000\n\n\
-    Any protocol goes through. Each connection is one to the port inside; when the server is restarted, open ones are cut and new \
-    ones wait for it. It goes on until it is interrupted.\n\n\
-    A browser does not need it: --url shows the port's own address, with the token of the sandbox. Whoever has that address can \
-    open all ports of this sandbox."
+    after_help = "Examples:\n  bellglass forward build 8000\n  bellglass forward build 8080:8000 5433:5432\n  \
+    bellglass forward --url build 8000\n\n\
+    Any TCP protocol works. Each connection to the local port opens a connection to the port in the\n\
+    sandbox. When the server restarts, open connections are closed, and new connections wait until the\n\
+    server is ready. The command runs until it is interrupted.\n\n\
+    A browser does not need forwarding: --url prints the port's own URL, with the token of the sandbox.\n\
+    Anyone who has that URL can open all ports of this sandbox."
 )]
 pub struct Arguments {
-    /// The sandbox, by its id or its name.
+    /// Sandbox, by id or name.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// Ports inside, each with the port here in front if it is another one; 0 is any free one.
+    /// Ports of the sandbox to forward, such as 8080:8000. LOCAL defaults to REMOTE; LOCAL 0 picks a
+    /// free port.
     #[arg(required = true, value_name = "[LOCAL:]REMOTE")]
     ports: Vec<Pair>,
-    /// Writes the address of each port inside, with the token, and ends.
+    /// Print the URL of each port, with the token of the sandbox, and exit.
     #[arg(long)]
     url: bool,
 }
@@ -78,7 +80,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     for Pair { local, remote } in ports {
         let listener = listen(local, remote).await?;
         let address = listener.local_addr().map_err(|error| platform(error.to_string()))?;
-        show::line(&format!("http://{address} is port {remote} of {sandbox}"))?;
+        show::line(&format!("http://{address} forwards to port {remote} of {sandbox}"))?;
         let (client, sandbox, places) = (client.clone(), sandbox.clone(), Arc::clone(&places));
         tokio::spawn(take(listener, client, sandbox, remote, places));
     }
@@ -89,7 +91,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
 async fn listen(local: u16, remote: u16) -> Result<TcpListener, Error> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, local));
     TcpListener::bind(address).await.map_err(|error| Error {
-        fix: format!("Choose another port here, such as 0:{remote} for any that is free."),
+        fix: format!("Choose another local port, or 0:{remote} for any free port."),
         ..platform(format!("cannot listen on {address}: {error}"))
     })
 }

@@ -1,19 +1,19 @@
-//! `belljar key`: who may ask a server.
+//! `bellglass key`: who may ask a server.
 
 use std::process::ExitCode;
 
 use api::Error;
-use api::account::{CreateKey, Key, Role};
+use api::account::{CreateKey, Key, NewKey, Role, RotateKey};
 
 use crate::connect::{Connection, answer};
 use crate::quantity::{self, Limit};
 use crate::{list, request, show};
 
-/// What to do with keys.
+/// Arguments of `bellglass key`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar key create --project agents --label ci > key\n  belljar key list\n  \
-    belljar key revoke k3f9\n\nAll of it needs a key of the role admin."
+    after_help = "Examples:\n  bellglass key create --project agents --label ci > key\n  bellglass key list\n  \
+    bellglass key rotate k3f9 --overlap 1h > key\n  bellglass key revoke k3f9\n\nAll key commands require a key with the role admin."
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -22,49 +22,61 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Makes a key and writes its secret, which nobody can see again.
+    /// Create a key and print its secret, which is never shown again.
     Create {
-        /// The project it acts for.
+        /// Project that the key acts for.
         #[arg(long)]
         project: String,
-        /// What it may do.
+        /// Role of the key.
         #[arg(long, value_enum, default_value_t = RoleName::Write)]
         role: RoleName,
-        /// What to call it.
+        /// Label of the key, such as ci.
         #[arg(long, default_value = "")]
         label: String,
-        /// For how long it is valid: 24h, or none for good.
+        /// Lifetime of the key, such as 24h. With the value `none`, the key never expires.
         #[arg(long, value_parser = quantity::limit, default_value = "none", value_name = "TIME")]
         valid: Limit,
-        /// Writes JSON instead of the secret alone.
+        /// Print JSON instead of the secret alone.
         #[arg(long)]
         json: bool,
     },
-    /// Lists the keys, without their secrets.
+    /// List the keys, without their secrets.
     List {
-        /// Writes JSON instead of a table.
+        /// Print JSON instead of a table.
         #[arg(long)]
         json: bool,
     },
-    /// Makes keys worthless.
+    /// Replace a key with a new one and print the new secret. The old key keeps working during the overlap.
+    Rotate {
+        /// Id of the old key.
+        #[arg(value_name = "ID")]
+        id: String,
+        /// How long the old key keeps working, at most 7d. The value `none` revokes the old key immediately.
+        #[arg(long, value_parser = quantity::limit, default_value = "1h", value_name = "TIME")]
+        overlap: Limit,
+        /// Print JSON instead of the secret alone.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Revoke keys.
     Revoke {
-        /// Their ids.
+        /// Ids of the keys.
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
-        /// Writes the ids as JSON.
+        /// Print the ids as JSON.
         #[arg(long)]
         json: bool,
     },
 }
 
-/// Roles as people name them.
+/// Roles, as values of `--role`.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum RoleName {
-    /// Looks at the sandboxes of its project.
+    /// View the sandboxes of the key's project.
     Read,
-    /// Creates, uses and stops them.
+    /// Create, use and stop the sandboxes of the key's project.
     Write,
-    /// Makes projects and keys, and drains.
+    /// Create projects and keys, and drain the server.
     Admin,
 }
 
@@ -75,16 +87,11 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         Command::Create { project, role, label, valid, json } => {
             let valid_ms = valid.0.map(request::millis);
             let request = CreateKey { project, role: role.role(), label, valid_ms };
-            let made = answer(&client, client.create_key(&request)).await?;
-            if json {
-                show::json(&made)?;
-            } else {
-                show::note(&format!(
-                    "key {} of project {}; its secret is shown this once:",
-                    made.key.id, made.key.project
-                ));
-                show::line(&show::escape(&made.secret))?;
-            }
+            show_new(&answer(&client, client.create_key(&request)).await?, json)?;
+        }
+        Command::Rotate { id, overlap, json } => {
+            let request = RotateKey { overlap_ms: overlap.0.map_or(0, request::millis) };
+            show_new(&answer(&client, client.rotate_key(&id, request)).await?, json)?;
         }
         Command::List { json } => show_keys(&answer(&client, client.keys()).await?, json)?,
         Command::Revoke { ids, json } => {
@@ -99,6 +106,17 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn show_new(made: &NewKey, json: bool) -> Result<(), Error> {
+    if json {
+        return show::json(made);
+    }
+    show::note(&format!(
+        "created key {} of project {}; the secret of the key is shown only once:",
+        made.key.id, made.key.project
+    ));
+    show::line(&show::escape(&made.secret))
 }
 
 fn show_keys(keys: &[Key], json: bool) -> Result<(), Error> {
@@ -122,11 +140,12 @@ fn show_keys(keys: &[Key], json: bool) -> Result<(), Error> {
                 label,
                 format!("…{}", key.hint),
                 list::age(key.created_at_ms),
+                key.last_used_at_ms.map_or_else(|| "never".into(), list::age),
                 expires,
             ]
         })
         .collect();
-    show::table(&["id", "project", "role", "label", "secret", "age", "expires in"], &rows)
+    show::table(&["id", "project", "role", "label", "secret", "age", "used", "expires in"], &rows)
 }
 
 impl RoleName {

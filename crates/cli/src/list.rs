@@ -1,4 +1,4 @@
-//! `belljar list`: the project's sandboxes.
+//! `bellglass list`: the project's sandboxes.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,19 +9,19 @@ use api::sandbox::{Sandbox, Tier};
 use crate::connect::{Connection, answer};
 use crate::{quantity, show};
 
-/// What to list, and how.
+/// Arguments of `bellglass list`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar list\n  belljar list --all --json\n  belljar stop $(belljar list --quiet)"
+    after_help = "Examples:\n  bellglass list\n  bellglass list --all --json\n  bellglass list --quiet | xargs -r bellglass stop"
 )]
 pub struct Arguments {
-    /// Lists those that have ended, too.
+    /// Also list sandboxes that have ended.
     #[arg(long, short = 'a')]
     all: bool,
-    /// Writes ids and nothing else.
+    /// Print only ids.
     #[arg(long, short = 'q', conflicts_with = "json")]
     quiet: bool,
-    /// Writes JSON instead of a table.
+    /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
 }
@@ -37,7 +37,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
             show::line(sandbox.id.as_str())?;
         }
     } else if sandboxes.is_empty() {
-        show::note("there are no sandboxes; make one with: belljar create");
+        show::note("no sandboxes; create one with: bellglass create");
     } else {
         let rows: Vec<_> = sandboxes.iter().map(row).collect();
         show::table(&["id", "name", "state", "template", "tier", "memory", "age", "labels"], &rows)?;

@@ -1,4 +1,4 @@
-//! `belljar logs`: what commands have written so far.
+//! `bellglass logs`: what commands have written so far.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,18 +11,19 @@ use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::{self, Output};
 use crate::{quantity, show};
 
-/// What to look at.
+/// Arguments of `bellglass logs`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar logs build\n  belljar logs build e4x1\n\n\
-    Looking changes nothing and does not wait; `belljar attach` follows.")]
+#[command(after_help = "Examples:\n  bellglass logs build\n  bellglass logs build e4x1\n\n\
+    The command does not consume output and does not wait for more. To follow the output of a running\n\
+    command, use `bellglass attach`.")]
 pub struct Arguments {
-    /// The sandbox, by its id or its name.
+    /// Sandbox, by id or name.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// The exec whose output to write; without it, the execs are listed.
+    /// Id of the exec whose output to print. If omitted, the execs of the sandbox are listed.
     #[arg(value_name = "EXEC")]
     exec: Option<ExecId>,
-    /// Writes JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -53,7 +54,7 @@ fn list(execs: &[ExecInfo], json: bool) -> Result<(), Error> {
         return show::json(&execs);
     }
     if execs.is_empty() {
-        show::note("nothing was run in it yet");
+        show::note("no commands have run in this sandbox yet");
         return Ok(());
     }
     let rows: Vec<_> = execs

@@ -1,4 +1,4 @@
-//! `belljar ls`: what is in a directory of a sandbox.
+//! `bellglass ls`: what is in a directory of a sandbox.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
@@ -10,24 +10,24 @@ use api::{Error, SandboxId};
 use crate::connect::{Connection, answer};
 use crate::{list, quantity, show};
 
-/// What to list, and how.
+/// Arguments of `bellglass ls`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar ls build\n  belljar ls -l build /workspace/src\n  \
-    belljar ls --depth 3 --json build | jq -r '.[].path'")]
+#[command(after_help = "Examples:\n  bellglass ls build\n  bellglass ls -l build /workspace/src\n  \
+    bellglass ls --depth 3 --json build | jq -r '.[].path'")]
 pub struct Arguments {
-    /// The sandbox, by its id or its name.
+    /// Sandbox, by id or name.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// The directory or file; /workspace, if none is given.
+    /// Directory or file, relative to /workspace.
     #[arg(value_name = "PATH", default_value = ".")]
     path: OsString,
-    /// Shows permissions, owner, size and age, too.
+    /// Also show permissions, owner, size and age.
     #[arg(long, short = 'l')]
     long: bool,
-    /// Lists directories below it, too, so many deep.
+    /// Number of directory levels to list.
     #[arg(long, default_value_t = 1, value_name = "NUMBER")]
     depth: u32,
-    /// Writes JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -62,7 +62,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     }
     let unseen = items.iter().filter(|info| info.error.is_some()).count();
     if unseen > 0 {
-        show::note(&format!("{unseen} of them could not be looked at; --json says why"));
+        show::note(&format!("{unseen} entries could not be read; --json shows why"));
     }
     Ok(ExitCode::SUCCESS)
 }

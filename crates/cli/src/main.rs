@@ -1,8 +1,8 @@
-//! The one executable of Belljar: every role is a subcommand.
+//! The one executable of Bellglass: every role is a subcommand.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`run`] | `belljar run`: one command in one sandbox, in this process or on a server |
+//! | [`run`] | `bellglass run`: one command in one sandbox, in this process or on a server |
 //! | [`create`], [`list`], [`stop`] | sandboxes of a server |
 //! | [`exec`], [`attach`], [`logs`] | commands in them |
 //! | [`python`], [`repl`], [`context`] | code in them, once or line by line, and interpreters that stay |
@@ -15,13 +15,14 @@
 //! | [`session`], [`tools`], [`mcp`] | sessions of agents, and the tools that they offer |
 //! | [`e2b`] | programs that use E2B's SDKs |
 //! | [`secret`] | values that code in sandboxes can use and never sees |
-//! | [`key`], [`project`], [`drain`] | what an operator does |
-//! | [`serve`], [`configuration`], [`telemetry`] | `belljar serve`: this machine as a service, and what it tells of itself |
-//! | [`doctor`] | `belljar doctor`: what this machine can do, proved by doing it |
-//! | [`sandbox`] | `belljar build-sandbox`, `sandbox-status` and `sandbox-test`: the backend of this machine |
+//! | [`key`], [`project`], [`drain`], [`audit`] | what an operator does |
+//! | [`serve`], [`configuration`], [`telemetry`] | `bellglass serve`: this machine as a service, and what it tells of itself |
+//! | [`doctor`] | `bellglass doctor`: what this machine can do, proved by doing it |
+//! | [`sandbox`] | `bellglass build-sandbox`, `sandbox-status` and `sandbox-test`: the backend of this machine |
 //! | [`advisories`] | which versions lack which known fixes |
-//! | [`template`] | `belljar template`: what sandboxes are made from |
-//! | [`manual`] | `belljar completions` and `belljar man` |
+//! | [`template`] | `bellglass template`: what sandboxes are made from |
+//! | [`manual`] | `bellglass completions` and `bellglass man` |
+//! | [`help`] | `bellglass --help`: the commands, grouped by task |
 //! | [`connect`] | which server is asked, and with which key |
 //! | [`request`] | a sandbox and a command as they are asked for |
 //! | [`follow`] | passing on the output of an exec on a server |
@@ -34,6 +35,7 @@
 
 mod advisories;
 mod attach;
+mod audit;
 mod cat;
 mod configuration;
 mod connect;
@@ -49,6 +51,7 @@ mod exec;
 mod fleet;
 mod follow;
 mod forward;
+mod help;
 mod key;
 mod list;
 mod logs;
@@ -84,24 +87,35 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// The exit code for a failure of Belljar's own, as `docker run` and `env` have it.
+/// Returns free memory to the system within seconds, from every thread: a server that was flooded is as small afterwards as before
+/// (decision 35).
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+/// The exit code for a failure of Bellglass's own, as `docker run` and `env` have it.
 const FAILED: u8 = 125;
 
-/// Runs code that nobody has read yet, sealed, on machines you own.
+/// Run untrusted code in sealed sandboxes on machines you own.
 #[derive(Parser)]
-#[command(name = "belljar", version, max_term_width = 100)]
+#[command(
+    name = "bellglass",
+    version,
+    max_term_width = 100,
+    after_help = "Run 'bellglass help COMMAND' for the options and examples of a command."
+)]
 struct Arguments {
-    /// Where sandboxes, layers and templates are kept.
-    /// [default: /var/lib/belljar for root, ~/.local/share/belljar for others]
-    #[arg(long, global = true, env = "BELLJAR_DATA", value_name = "DIRECTORY")]
+    /// Directory for sandboxes, layers and templates.
+    /// [default: /var/lib/bellglass for root, ~/.local/share/bellglass for other users]
+    #[arg(long, global = true, env = "BELLGLASS_DATA", value_name = "DIRECTORY")]
     data: Option<PathBuf>,
-    /// What isolates, the first that works first, with commas between: daytona, oci, podman, docker, or engine for the last two in that
-    /// order. Without it: OCI runtimes for root, else Podman, else Docker; and before them Daytona, where DAYTONA_API_URL and
-    /// DAYTONA_API_KEY are set.
+    /// Backends to try, in order, separated by commas: daytona, oci, podman, docker, or engine (podman, then docker).
+    ///
+    /// Default: OCI runtimes (if run as root), Podman and Docker, in this order; the first working backend is used. If
+    /// DAYTONA_API_URL and DAYTONA_API_KEY are set, Daytona is tried first.
     #[arg(
         long,
         global = true,
-        env = "BELLJAR_BACKENDS",
+        env = "BELLGLASS_BACKENDS",
         value_delimiter = ',',
         value_name = "NAMES",
         hide_short_help = true
@@ -115,85 +129,89 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs one command in a fresh sandbox and ends the sandbox: on the server if one is configured, else on this machine.
+    /// Run one command in a new sandbox, then stop the sandbox.
+    ///
+    /// The command runs on the configured server, or on this machine if no server is configured.
     Run(run::Arguments),
-    /// Serves sandboxes of this machine to whoever has a key.
+    /// Run the server: an HTTP API to this machine's sandboxes for clients with a key.
     Serve(serve::Arguments),
-    /// Makes a sandbox and writes its id.
+    /// Create a sandbox and print its id.
     Create(create::Arguments),
-    /// Lists sandboxes.
+    /// List sandboxes.
     List(list::Arguments),
-    /// Runs a command in a sandbox.
+    /// Run a command in a sandbox.
     Exec(exec::Arguments),
-    /// Runs code in a sandbox: a file, a line, or what is typed.
+    /// Run Python or other code in a sandbox: a file, one line, or an interactive prompt.
     Python(python::Arguments),
-    /// Makes, lists and ends interpreters that stay in a sandbox.
+    /// Create, list and remove contexts: interpreters that keep variables between runs.
     Context(context::Arguments),
-    /// Opens a terminal in a sandbox.
+    /// Open a terminal in a sandbox.
     Shell(shell::Arguments),
-    /// Follows a command that was started before.
+    /// Follow the output of a command that was started earlier.
     Attach(attach::Arguments),
-    /// Writes what a command has written so far, or lists the commands of a sandbox.
+    /// Print the output of a command so far, or list the commands of a sandbox.
     Logs(logs::Arguments),
-    /// Makes ports of a sandbox ports of this machine, or shows their addresses.
+    /// Forward ports of a sandbox to this machine, or print their URLs.
     Forward(forward::Arguments),
-    /// Copies files between this machine and a sandbox.
+    /// Copy files between this machine and a sandbox.
     Cp(cp::Arguments),
-    /// Lists files of a sandbox.
+    /// List files in a sandbox.
     Ls(ls::Arguments),
-    /// Writes the bytes of files of a sandbox.
+    /// Print the contents of files in a sandbox.
     Cat(cat::Arguments),
-    /// Changes a file of a sandbox, by an exact text or in an editor.
+    /// Edit a file in a sandbox: replace exact text, or open the file in an editor.
     Edit(edit::Arguments),
-    /// Shows what happens to files of a sandbox.
+    /// Show changes to files in a sandbox as they happen.
     Watch(watch::Arguments),
-    /// Shows what may leave a sandbox, or changes it.
+    /// Show or change the egress policy of a sandbox: which network access it has.
     Policy(policy::Arguments),
-    /// Keeps values that code in sandboxes can use and never sees.
+    /// Store secrets that code in sandboxes can use but never sees.
     Secret(secret::Arguments),
-    /// Shows which packages a sandbox was given.
+    /// List the packages that a sandbox downloaded.
     Packages(packages::Arguments),
-    /// Ends sandboxes and waits until nothing of them is left.
+    /// Stop sandboxes and wait until they are completely removed.
     Stop(stop::Arguments),
-    /// Shows what the sandboxes use.
+    /// Show the resource usage of sandboxes.
     Top(top::Arguments),
-    /// Shows what happens to the sandboxes.
+    /// Show lifecycle events of sandboxes as they happen.
     Events(events::Arguments),
-    /// Shows where the time of a create, an exec or a stop went, step by step.
+    /// Show the time that each step of a create, exec or stop request took.
     Trace(trace::Arguments),
-    /// Makes sessions of agents, calls their tools, shows what they keep, ends them.
+    /// Create agent sessions, call their tools, read their files, and end them.
     Session(session::Arguments),
-    /// Offers a tool set to one MCP client, on standard input and output.
+    /// Serve a tool set to one MCP client over standard input and output.
     Mcp(mcp::Arguments),
-    /// Shows the tools of a tool set as LLM interfaces take them, or its instructions for a model.
+    /// Print a tool set in the format of an LLM API, or print the instructions for the model.
     Tools(tools::Arguments),
-    /// Has programs that use E2B's SDKs use a server of yours.
+    /// Print environment variables that point E2B's SDKs at this server.
     E2b(e2b::Arguments),
-    /// Makes, lists and revokes keys.
+    /// Create, list, rotate and revoke API keys.
     Key(key::Arguments),
-    /// Makes, changes and lists projects.
+    /// Create, change and list projects and their quotas.
     Project(project::Arguments),
-    /// Has a machine take no new sandboxes.
+    /// Stop accepting new sandboxes on the server.
     Drain(drain::Arguments),
-    /// Shows what this machine can do by running a real sandbox in every tier it has.
+    /// Verify the audit log of this machine.
+    Audit(audit::Arguments),
+    /// Test this machine by running a real sandbox in every supported isolation tier.
     Doctor(doctor::Arguments),
-    /// Makes what sandboxes of a template need on the backend that is used here, and tries it out.
+    /// Prepare a template on the backend in use, and test a sandbox created from it.
     BuildSandbox(sandbox::Build),
-    /// Shows which backend is used here, why not the others, and which templates are ready.
+    /// Show the backend in use, why the other backends are not used, and which templates are ready.
     #[command(visible_alias = "status")]
     SandboxStatus(sandbox::Status),
-    /// Tries a sandbox out: that code runs in it, and that it is sealed and limited as promised.
+    /// Start a sandbox and check that code runs and that isolation and limits work.
     SandboxTest(sandbox::Test),
-    /// Builds, imports, lists and removes what sandboxes are made from.
+    /// Build, import, export, list and remove templates to create sandboxes from.
     Template(template::Arguments),
-    /// Writes a script that completes commands and options in a shell.
+    /// Print a shell script that completes commands and options.
     Completions(manual::Completions),
-    /// Writes pages for `man`.
+    /// Write man pages to a directory.
     Man(manual::Man),
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = help::parse();
     // A server uses every core; whatever else there is to do is done as fast by one thread.
     let mut runtime = if matches!(arguments.command, Command::Serve(_)) {
         runtime::keep_few_pools();
@@ -203,7 +221,7 @@ fn main() -> ExitCode {
     };
     let runtime = match runtime.enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return failed(&platform(format!("cannot start: {error}"))),
+        Err(error) => return failed(&platform(format!("cannot start the async runtime: {error}"))),
     };
     let done = runtime.block_on(dispatch(arguments));
     // A task that waits for a process that never ends must not keep us.
@@ -246,6 +264,7 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Key(key) => key::run(&connection, key).await,
         Command::Project(project) => project::run(&connection, project).await,
         Command::Drain(drain) => drain::run(&connection, drain).await,
+        Command::Audit(audit) => audit::run(data, &audit),
         Command::BuildSandbox(build) => sandbox::build(&place, build).await,
         Command::SandboxStatus(status) => sandbox::status(&place, status).await,
         Command::SandboxTest(test) => sandbox::test(&place, test).await,
@@ -271,11 +290,11 @@ fn own_data() -> PathBuf {
         found.map(|path| PathBuf::from(path).join(below))
     };
     if rustix::process::geteuid().is_root() {
-        return PathBuf::from("/var/lib/belljar");
+        return PathBuf::from("/var/lib/bellglass");
     }
-    under("XDG_DATA_HOME", "belljar")
-        .or_else(|| under("HOME", ".local/share/belljar"))
-        .unwrap_or_else(|| PathBuf::from("/var/lib/belljar"))
+    under("XDG_DATA_HOME", "bellglass")
+        .or_else(|| under("HOME", ".local/share/bellglass"))
+        .unwrap_or_else(|| PathBuf::from("/var/lib/bellglass"))
 }
 
 fn failed(error: &api::Error) -> ExitCode {
@@ -290,30 +309,40 @@ fn platform(message: String) -> api::Error {
         layer: api::Layer::Platform,
         ran: api::Ran::No,
         retry: api::Retry::Unknown,
-        fix: "Mend what the message names, then try again.".into(),
+        fix: "Fix the problem named in the message, then try again.".into(),
     }
 }
 
-/// Waits until somebody wants this command to end.
+/// Waits for a signal that ends this command.
 async fn wait_for_end() -> Result<(), api::Error> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let watch = |kind| signal(kind).map_err(|error| platform(format!("cannot watch for signals: {error}")));
-    let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
+    signalled()?.await;
     Ok(())
+}
+
+/// A future that is ready after a signal that ends this command. From now on the signals no longer end the process by themselves.
+fn signalled() -> Result<impl Future<Output = ()>, api::Error> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let watch =
+        |kind| signal(kind).map_err(|error| platform(format!("cannot install a signal handler: {error}")));
+    let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
+    let mut hang_up = watch(SignalKind::hangup())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hang_up.recv() => {}
+        }
+    })
 }
 
 /// The error for what was interrupted.
 fn given_up() -> api::Error {
     api::Error {
         code: api::ErrorCode::Platform,
-        message: "it was interrupted".into(),
+        message: "interrupted".into(),
         layer: api::Layer::Platform,
         ran: api::Ran::Unknown,
         retry: api::Retry::Safe,
-        fix: "What was half-made is gone; what was whole is kept. Run the command again to go on.".into(),
+        fix: "Partial results were removed, and completed results were kept. Run the command again to continue.".into(),
     }
 }

@@ -1,4 +1,4 @@
-//! `belljar completions` and `belljar man`: what shells and `man` want to know of this executable.
+//! `bellglass completions` and `bellglass man`: what shells and `man` want to know of this executable.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,21 +7,21 @@ use api::Error;
 use clap::CommandFactory as _;
 use clap_complete::Shell;
 
-/// For which shell.
+/// Arguments of `bellglass completions`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar completions bash > /etc/bash_completion.d/belljar\n  \
-    belljar completions fish > ~/.config/fish/completions/belljar.fish")]
+#[command(after_help = "Examples:\n  bellglass completions bash > /etc/bash_completion.d/bellglass\n  \
+    bellglass completions fish > ~/.config/fish/completions/bellglass.fish")]
 pub struct Completions {
-    /// The shell.
+    /// Shell to print the script for.
     #[arg(value_enum)]
     shell: Shell,
 }
 
-/// Where to.
+/// Arguments of `bellglass man`.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  belljar man /usr/local/share/man/man1")]
+#[command(after_help = "Example:\n  bellglass man /usr/local/share/man/man1")]
 pub struct Man {
-    /// The directory that the pages are written to.
+    /// Directory to write the pages to.
     #[arg(value_name = "DIRECTORY")]
     directory: PathBuf,
 }
@@ -31,7 +31,7 @@ pub fn completions(arguments: &Completions) -> ExitCode {
     clap_complete::generate(
         arguments.shell,
         &mut crate::Arguments::command(),
-        "belljar",
+        "bellglass",
         &mut std::io::stdout(),
     );
     ExitCode::SUCCESS
@@ -44,8 +44,8 @@ pub fn man(arguments: &Man) -> Result<ExitCode, Error> {
         .and_then(|()| clap_mangen::generate_to(crate::Arguments::command(), directory))
         .map_err(|error| {
             Error::invalid(
-                format!("cannot write pages to {}: {error}", directory.display()),
-                "Name a directory that you may write to.",
+                format!("cannot write manual pages to {}: {error}", directory.display()),
+                "Use a directory that you can write to.",
             )
         })?;
     Ok(ExitCode::SUCCESS)

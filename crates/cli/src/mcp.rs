@@ -1,4 +1,4 @@
-//! `belljar mcp`: tools over the Model Context Protocol on standard input and output, run by a server.
+//! `bellglass mcp`: tools over the Model Context Protocol on standard input and output, run by a server.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use tools::publish::Facts;
 use crate::connect::Connection;
 use crate::platform;
 
-/// Which tools are offered.
+/// Arguments of `bellglass mcp`.
 #[derive(clap::Args)]
-#[command(after_help = "An MCP client starts it. In its configuration:\n\n  \
-    {\"mcpServers\": {\"belljar\": {\"command\": \"belljar\", \"args\": [\"mcp\"],\n    \
-    \"env\": {\"BELLJAR_SERVER\": \"http://127.0.0.1:7070\", \"BELLJAR_KEY\": \"…\"}}}}\n\n\
-    Clients that speak HTTP need no program: the server has the same at /mcp.")]
+#[command(after_help = "An MCP client starts this command. In the configuration of the client:\n\n  \
+    {\"mcpServers\": {\"bellglass\": {\"command\": \"bellglass\", \"args\": [\"mcp\"],\n    \
+    \"env\": {\"BELLGLASS_SERVER\": \"http://127.0.0.1:7070\", \"BELLGLASS_API_KEY\": \"…\"}}}}\n\n\
+    MCP clients that support HTTP do not need this command: the server offers the same tools at /mcp.")]
 pub struct Arguments {
-    /// The tool set: analysis, python or interpreter.
+    /// Tool set: analysis, python or interpreter.
     #[arg(long, value_name = "TOOL SET", default_value = "interpreter", value_parser = crate::tools::set)]
     set: ToolSet,
 }
@@ -116,11 +116,15 @@ impl Host for Talk {
     }
 
     async fn artifact(&self, name: &str) -> Result<Content, Error> {
-        let missing = || Error::not_found(format!("the session keeps no {name:?}"));
+        let missing = || Error::not_found(format!("the session has no artifact {name:?}"));
         let found = self.artifacts().await?.into_iter().find(|artifact| artifact.name == name);
         let (Some(artifact), Some(session)) = (found, self.session.get()) else { return Err(missing()) };
         if artifact.size_bytes > ARTIFACT_BYTES_MAX {
-            let error = limits::exceeded("the artifact, in bytes,", artifact.size_bytes, ARTIFACT_BYTES_MAX);
+            let error = limits::exceeded(
+                "the size of the artifact in bytes",
+                artifact.size_bytes,
+                ARTIFACT_BYTES_MAX,
+            );
             return Err(Error { code: ErrorCode::TooLarge, ..error });
         }
         let bytes = self.client.session_artifact(session, name).await.map_err(|error| error.to_api())?;

@@ -18,6 +18,8 @@ pub struct Output {
     /// Where what code shows goes, and in JSON what it showed.
     results: Results,
     shown: Vec<ResultLine>,
+    /// Bytes of standard output and standard error that did not come.
+    missed: [u64; 2],
 }
 
 impl Output {
@@ -27,7 +29,7 @@ impl Output {
 
     /// The same, for code, which shows more than it writes.
     pub fn showing(json: bool, results: Results) -> Self {
-        Self { json, stdout: Vec::new(), stderr: Vec::new(), results, shown: Vec::new() }
+        Self { json, stdout: Vec::new(), stderr: Vec::new(), results, shown: Vec::new(), missed: [0; 2] }
     }
 
     /// Takes a result as it comes.
@@ -59,10 +61,12 @@ impl Output {
         }
     }
 
-    /// Says that bytes were not kept. In JSON, the numbers at the end say it.
-    pub fn miss(&self, bytes: u64) {
-        if !self.json {
-            show::note(&format!("{bytes} bytes were not kept"));
+    /// Takes note of bytes that did not come because they were not kept. It is said once, at the end.
+    pub fn miss(&mut self, stream: Stream, bytes: u64) {
+        match stream {
+            Stream::Stdout => self.missed[0] += bytes,
+            Stream::Stderr => self.missed[1] += bytes,
+            Stream::Results => {}
         }
     }
 
@@ -73,9 +77,13 @@ impl Output {
                 return crate::failed(&error);
             }
         } else {
+            let missed: u64 = self.missed.iter().sum();
+            if missed > 0 {
+                show::note(&format!("{missed} bytes of output were dropped"));
+            }
             explain(end, memory);
             if end.state_lost {
-                show::note("the context has lost its variables; the next cell begins without");
+                show::note("the context lost its variables; the next cell starts without them");
             }
         }
         ExitCode::from(u8::try_from(end.outcome.shell_code() & 0xff).unwrap_or(crate::FAILED))
@@ -90,9 +98,10 @@ impl Output {
             "stderr": String::from_utf8_lossy(&self.stderr),
             "results": self.shown,
             "stdout_bytes": end.map(|end| end.stdout_bytes),
-            "stdout_dropped": end.map(|end| end.stdout_dropped),
+            // What the text above lacks. What can be read again may be less: a reader that keeps up has more than is kept.
+            "stdout_dropped": end.map(|_| self.missed[0]),
             "stderr_bytes": end.map(|end| end.stderr_bytes),
-            "stderr_dropped": end.map(|end| end.stderr_dropped),
+            "stderr_dropped": end.map(|_| self.missed[1]),
             "duration_us": end.map(|end| end.duration_us),
             "left_running": end.map(|end| end.left_running),
             "memory": end.map(|end| end.memory),
@@ -120,22 +129,26 @@ pub fn word(outcome: Option<&Outcome>) -> String {
 fn explain(end: &ExecEnd, memory: Option<u64>) {
     match &end.outcome {
         Outcome::Exited { .. } => {}
-        Outcome::Signaled { signal } => show::note(&format!("signal {signal} ended the command")),
-        Outcome::Timeout => show::note("the time limit ended the command (timeout); see --timeout"),
+        Outcome::Signaled { signal } => show::note(&format!("signal {signal} killed the command")),
+        Outcome::Timeout => {
+            show::note("the command exceeded its time limit and was killed (timeout); see --timeout")
+        }
         Outcome::Oom => {
             let known = memory.or(end.memory.map(|memory| memory.limit_bytes));
             let limit = known.map(|bytes| format!(" of {}", crate::quantity::show_bytes(bytes)));
             let limit = limit.unwrap_or_default();
-            show::note(&format!("the memory limit{limit} ended the command (oom); see --memory"));
+            show::note(&format!(
+                "the command exceeded the memory limit{limit} and was killed (oom); see --memory"
+            ));
         }
         Outcome::OutputLimit => {
-            show::note("the command wrote more than is kept (output_limit); see --output")
+            show::note("the command exceeded its output limit and was killed (output_limit); see --output")
         }
         Outcome::Cancelled => show::note("the command was cancelled"),
         Outcome::SandboxLost { cause } => {
-            show::note(&format!("the sandbox ended under the command: {cause:?}"))
+            show::note(&format!("the sandbox stopped while the command was running: {cause:?}"))
         }
-        Outcome::Unknown => show::note("how the command ended is not known"),
+        Outcome::Unknown => show::note("the outcome of the command is not known"),
     }
 }
 
@@ -144,13 +157,13 @@ fn hold(held: &mut Vec<u8>, bytes: &[u8]) -> Result<(), Error> {
         return Err(Error {
             code: ErrorCode::TooLarge,
             message: format!(
-                "the command wrote more than {} bytes, too many for one object",
+                "the command wrote more than {} bytes, the limit for one JSON object",
                 limits::OUTPUT_BYTES_MAX
             ),
             layer: Layer::UserCode,
             ran: Ran::Yes,
             retry: Retry::Useless,
-            fix: "Leave --json away: then the output is passed on as it comes.".into(),
+            fix: "Omit --json to stream the output.".into(),
         });
     }
     held.extend_from_slice(bytes);

@@ -1,4 +1,4 @@
-//! `belljar packages`: the lock record of a sandbox.
+//! `bellglass packages`: the lock record of a sandbox.
 
 use std::process::ExitCode;
 
@@ -7,15 +7,15 @@ use api::{Error, SandboxId};
 use crate::connect::{Connection, answer};
 use crate::{list, show};
 
-/// Of which sandbox.
+/// Arguments of `bellglass packages`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar packages s1\n  belljar packages s1 --json | jq -r '.[] | \"\\(.file) --hash=\\(.hash)\"'"
+    after_help = "Examples:\n  bellglass packages s1\n  bellglass packages s1 --json | jq -r '.[] | \"\\(.file) --hash=\\(.hash)\"'"
 )]
 pub struct Arguments {
-    /// Its id or its name.
+    /// Sandbox, by id or name.
     sandbox: SandboxId,
-    /// Writes JSON instead of a table.
+    /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
 }
@@ -27,7 +27,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     if arguments.json {
         show::json(&installed)?;
     } else if installed.is_empty() {
-        show::note("no package was let in");
+        show::note("no packages were downloaded");
     } else {
         let rows: Vec<_> = installed
             .into_iter()

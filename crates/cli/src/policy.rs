@@ -1,4 +1,4 @@
-//! `belljar policy`: what may leave a sandbox.
+//! `bellglass policy`: what may leave a sandbox.
 
 use std::process::ExitCode;
 
@@ -9,35 +9,44 @@ use crate::connect::{Connection, answer};
 use crate::quantity::{self, Limit};
 use crate::{request, show};
 
-/// Of which sandbox, and what it is to be.
+/// Arguments of `bellglass policy`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar policy s1\n  belljar policy s1 --allow api.example.org --allow python-packages\n  \
-    belljar policy s1 --allow 'GET,HEAD example.org:80/public/*'\n  \
-    belljar policy s1 --allow python-packages=requests,idna,urllib3 --package-age 7d\n  \
-    belljar policy s1 --allow api.example.org --allow secret:API_KEY=api.example.org/v1\n  belljar policy s1 --deny\n\n\
-    A change replaces the whole policy, and cuts what it no longer allows at once."
+    after_help = "Examples:\n  bellglass policy s1\n  bellglass policy s1 --allow api.example.org --allow python-packages\n  \
+    bellglass policy s1 --allow 'GET,HEAD example.org:80/public/*'\n  \
+    bellglass policy s1 --allow python-packages=requests,idna,urllib3 --package-age 7d\n  \
+    bellglass policy s1 --allow api.example.org --allow secret:API_KEY=api.example.org/v1\n  bellglass policy s1 --deny\n\n\
+    A change replaces the whole policy, and immediately closes connections that are no longer allowed."
 )]
 pub struct Arguments {
-    /// Its id or its name.
+    /// Sandbox, by id or name.
     sandbox: SandboxId,
-    /// What may leave it from now on: HOST, HOST:PORT or HOST:PORT/PATH, a preset (python-packages, node-packages,
-    /// debian-packages, each with =NAME,NAME for these packages alone; git), secret:NAME=HOST, secret:NAME=HOST:PORT/PATH or secret:NAME@HEADER=HOST, or open; can be given more than once.
+    /// Network access to allow from now on. The given values replace the whole policy. Can be repeated.
+    ///
+    /// WHAT can be a destination: HOST, HOST:PORT or HOST:PORT/PATH.
+    ///
+    /// WHAT can be a preset: python-packages, node-packages, debian-packages or git. To allow only some packages, append the
+    /// package names to a package preset, such as python-packages=NAME,NAME.
+    ///
+    /// WHAT can be a secret and its destination: secret:NAME=HOST, secret:NAME=HOST:PORT/PATH or secret:NAME@HEADER=HOST. Allow the
+    /// host as well, with another --allow.
+    ///
+    /// WHAT can be `open`, which allows the whole internet.
     #[arg(long = "allow", value_name = "WHAT")]
     allow: Vec<String>,
-    /// Nothing may leave it from now on.
+    /// Allow no network access from now on.
     #[arg(long, conflicts_with = "allow")]
     deny: bool,
-    /// The most that may be sent and received in a second.
+    /// Maximum amount of data to send and receive per second, such as 10M.
     #[arg(long, value_parser = quantity::bytes, value_name = "SIZE", requires = "allow")]
     rate: Option<u64>,
-    /// The most that may be sent and received altogether.
+    /// Maximum amount of data to send and receive in total, such as 1G.
     #[arg(long, value_parser = quantity::bytes, value_name = "SIZE", requires = "allow")]
     total: Option<u64>,
-    /// How long ago a Python or npm file must have been published to be let in: 7d.
+    /// Minimum time since the publication of Python and npm packages that may be installed, such as 7d.
     #[arg(long, value_parser = quantity::limit, value_name = "TIME", requires = "allow")]
     package_age: Option<Limit>,
-    /// Writes JSON instead of a table.
+    /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
 }
@@ -62,13 +71,13 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     if arguments.json {
         show::json(&sandbox.policy)?;
     } else if sandbox.policy.is_closed() {
-        show::line("nothing may leave it")?;
+        show::line("no network access")?;
     } else {
         let Policy { bytes_per_second, bytes_max, .. } = sandbox.policy;
         let rows: Vec<_> = sandbox.policy.words().into_iter().map(|word| vec![word]).collect();
         show::table(&["allowed"], &rows)?;
         let (rate, total) = (quantity::show_bytes(bytes_per_second), quantity::show_bytes(bytes_max));
-        show::note(&format!("at most {rate} in a second and {total} altogether"));
+        show::note(&format!("network traffic is limited to {rate} per second and {total} in total"));
     }
     Ok(ExitCode::SUCCESS)
 }

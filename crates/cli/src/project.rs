@@ -1,4 +1,4 @@
-//! `belljar project`: who shares a server, and how much each may have.
+//! `bellglass project`: who shares a server, and how much each may have.
 
 use std::process::ExitCode;
 
@@ -8,11 +8,11 @@ use api::account::{Project, PutProject, Quota};
 use crate::connect::{Connection, answer};
 use crate::{list, quantity, show};
 
-/// What to do with projects.
+/// Arguments of `bellglass project`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar project set agents --sandboxes 50 --memory 64G\n  belljar project list\n\n\
-    All of it needs a key of the role admin."
+    after_help = "Examples:\n  bellglass project set agents --sandboxes 50 --memory 64G\n  bellglass project list\n\n\
+    All project commands require a key with the role admin."
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -21,42 +21,44 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Makes a project, or changes what it may have. What is not named stays as it is.
+    /// Create a project or change its quota. Quota values that are not given remain unchanged.
     Set(Wanted),
-    /// Lists the projects.
+    /// List the projects.
     List {
-        /// Writes JSON instead of a table.
+        /// Print JSON instead of a table.
         #[arg(long)]
         json: bool,
     },
 }
 
+/// Arguments of `bellglass project set`.
 #[derive(clap::Args)]
 struct Wanted {
-    /// Its name, written like an id.
+    /// Name of the project: up to 40 lower-case letters and digits, starting with a letter.
     name: String,
-    /// Live sandboxes.
+    /// Maximum number of live sandboxes of the project.
     #[arg(long, value_name = "COUNT")]
     sandboxes: Option<u32>,
-    /// The memory limits of its live sandboxes, added up.
+    /// Maximum sum of the memory limits of the project's live sandboxes, such as 64G.
     #[arg(long, value_parser = quantity::bytes, value_name = "SIZE")]
     memory: Option<u64>,
-    /// The disks of its live sandboxes, added up.
+    /// Maximum total disk size of the project's live sandboxes. Stored data (datasets, session files, artifacts) may use up to
+    /// the same amount in addition.
     #[arg(long, value_parser = quantity::bytes, value_name = "SIZE")]
     disk: Option<u64>,
-    /// Sandboxes that it may create in one second.
+    /// Maximum number of sandboxes to create per second.
     #[arg(long, value_name = "COUNT")]
     creates_per_second: Option<u32>,
-    /// Execs that it may start in one second.
+    /// Maximum number of execs to start per second.
     #[arg(long, value_name = "COUNT")]
     execs_per_second: Option<u32>,
-    /// Whether its sandboxes may have a policy that is `open`: the whole internet.
+    /// Whether the project's sandboxes may have the policy `open`, which allows access to the whole internet.
     #[arg(long, value_name = "true|false")]
     open: Option<bool>,
-    /// Whether root of the sandbox's own user namespace may run commands, where the template is a workstation.
+    /// Whether commands in sandboxes of a workstation template may run as root of the sandbox's own user namespace.
     #[arg(long, value_name = "true|false")]
     root: Option<bool>,
-    /// Writes JSON instead of a table.
+    /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
 }

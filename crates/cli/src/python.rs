@@ -1,4 +1,4 @@
-//! `belljar python`: code in a sandbox of a server, once or as a cell of a context; without code, line by line at a terminal.
+//! `bellglass python`: code in a sandbox of a server, once or as a cell of a context; without code, line by line at a terminal.
 
 use std::io::{IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
@@ -16,50 +16,52 @@ use crate::quantity::{self, Limit};
 use crate::results::Results;
 use crate::{repl, request, show};
 
-/// What to run, and where.
+/// Arguments of `bellglass python`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar python build -c 'print(6 * 7)'\n  belljar python build report.py\n  \
-    echo 'import sys; sys.version' | belljar python build\n  belljar python build --requirement duckdb -c 'import duckdb'\n  \
-    belljar python build\n\n\
-    The value of a last expression is written as at Python's own prompt. Figures are saved beside you, or drawn where the terminal \
-    can. Without code, and at a terminal, lines are run as they are typed, in a context of their own: Ctrl-C ends the cell, Ctrl-D \
-    leaves. The exit code is the code's own; 125 is a failure of Belljar's."
+    after_help = "Examples:\n  bellglass python build -c 'print(6 * 7)'\n  bellglass python build report.py\n  \
+    echo 'import sys; sys.version' | bellglass python build\n  bellglass python build --requirement duckdb -c 'import duckdb'\n  \
+    bellglass python build\n\n\
+    The value of the last expression is printed as at Python's own prompt. Figures are saved in the current\n\
+    directory, or displayed if the terminal can display figures. At a terminal and without code, an\n\
+    interactive prompt with its own context opens: Ctrl-C interrupts the cell, Ctrl-D exits. The exit\n\
+    code is the code's own, or 125 if Bellglass itself fails."
 )]
 pub struct Arguments {
-    /// The sandbox, by its id or its name.
+    /// Sandbox, by id or name.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// The file with the code; - is standard input.
+    /// File with the code. The value - means standard input.
     #[arg(value_name = "FILE", conflicts_with = "code")]
     file: Option<PathBuf>,
-    /// The code itself.
+    /// Code to run.
     #[arg(short = 'c', value_name = "CODE", allow_hyphen_values = true)]
     code: Option<String>,
-    /// Runs it as a cell of this context, whose variables stay; see `belljar context`.
+    /// Context to run the code in. The code runs as a cell, and its variables persist. See `bellglass context`.
     #[arg(long, value_name = "CONTEXT")]
     context: Option<ContextId>,
-    /// What the code is written in: Python, or what the context is for.
+    /// Language of the code. Default: python, or the language of the context.
     #[arg(long, value_enum, value_name = "LANGUAGE")]
     language: Option<LanguageName>,
-    /// A Python package that is installed first, as a line of a requirements file; can be given more than once.
+    /// Python package to install first, written as in a requirements file. Can be repeated.
     #[arg(long = "requirement", value_name = "PACKAGE")]
     requirements: Vec<String>,
-    /// Installs what the code imports and the sandbox does not have.
+    /// Install packages that the code imports but that the sandbox does not have.
     #[arg(long)]
     install_missing: bool,
-    /// The wall-clock limit of the code, or of each cell: 90s, 5m, or none.
+    /// Wall-clock limit of the code, or of each cell, such as 90s or 5m. With the value `none`, the code can run as long as
+    /// its sandbox.
     #[arg(long, value_parser = quantity::limit, default_value = "60s", value_name = "TIME", allow_hyphen_values = true)]
     timeout: Limit,
-    /// Where figures are saved; without it, here, unless the terminal can draw them.
+    /// Directory to save figures in. Default: the current directory, unless the terminal can display figures.
     #[arg(long, value_name = "DIRECTORY")]
     images: Option<PathBuf>,
-    /// Writes one JSON object with the outcome, the output and the results instead of streaming.
+    /// Print one JSON object with the outcome, the output and the results instead of streaming.
     #[arg(long)]
     json: bool,
 }
 
-/// Languages as people name them.
+/// Languages, as values of `--language`.
 #[derive(Clone, Copy, clap::ValueEnum)]
 pub enum LanguageName {
     /// Python.
@@ -68,7 +70,7 @@ pub enum LanguageName {
     Bash,
     /// JavaScript, run by node.
     Javascript,
-    /// TypeScript, run by node without its types.
+    /// TypeScript, run by node, which strips the types.
     Typescript,
 }
 
@@ -119,8 +121,8 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     match source {
         Some(source) => runner.run(source, &mut Output::showing(arguments.json, results)).await,
         None if arguments.json => Err(Error::invalid(
-            "there is no code to run, and --json is not for typing",
-            "Give a file, -c or standard input.",
+            "no code was given, and --json does not work with the interactive prompt",
+            "Pass a file, -c or standard input.",
         )),
         None => repl::run(runner, results).await,
     }
@@ -139,7 +141,9 @@ impl Runner<'_> {
         Ok(match followee.follow(exec, output).await? {
             Followed::Ended(end) => output.finish(sandbox, &end, None),
             Followed::CaughtUp | Followed::Left => {
-                show::note(&format!("left before the end was known; see: belljar attach {sandbox} {id}"));
+                show::note(&format!(
+                    "detached before the outcome was known. To return: bellglass attach {sandbox} {id}"
+                ));
                 ExitCode::from(crate::FAILED)
             }
         })
@@ -154,8 +158,8 @@ fn source(arguments: &Arguments) -> Result<Option<String>, Error> {
     let file = arguments.file.as_deref().filter(|path| *path != Path::new("-"));
     let failed = |what: &str, error: std::io::Error| {
         Error::invalid(
-            format!("cannot read the code in {what}: {error}"),
-            "Name a file of text that you may read.",
+            format!("cannot read code from {what}: {error}"),
+            "Use a UTF-8 text file that you can read.",
         )
     };
     // What is too long is refused for its length, not read to its end.

@@ -14,7 +14,8 @@ pub fn bytes(text: &str) -> Result<u64, String> {
         "G" => 1 << 30,
         _ => return Err(format!("{unit:?} is not a unit of size; use K, M or G")),
     };
-    let value: f64 = number.parse().map_err(|_| format!("{text:?} is not a size; write it like 512M"))?;
+    let value: f64 =
+        number.parse().map_err(|_| format!("{text:?} is not a size; write a size such as 512M"))?;
     // Exact for every size below 8 PiB.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     Ok((value * scale as f64) as u64)
@@ -26,7 +27,7 @@ pub fn limit(text: &str) -> Result<Limit, String> {
         return Ok(Limit(None));
     }
     if text.starts_with('-') {
-        return Err("a time limit is not negative; write `none` for no limit of its own".into());
+        return Err("a time limit cannot be negative; for no time limit, write `none`".into());
     }
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -38,17 +39,18 @@ pub fn limit(text: &str) -> Result<Limit, String> {
         "d" => 86_400.0,
         _ => return Err(format!("{unit:?} is not a unit of time; use ms, s, m, h or d")),
     };
-    let value: f64 = number.parse().map_err(|_| format!("{text:?} is not a time; write it like 90s"))?;
+    let value: f64 =
+        number.parse().map_err(|_| format!("{text:?} is not a duration; write a duration such as 90s"))?;
     let time = Duration::try_from_secs_f64(value * scale).map_err(|error| error.to_string())?;
     if time.is_zero() {
-        return Err("0 is no time at all; write `none` for no limit of its own".into());
+        return Err("a time limit cannot be 0; for no time limit, write `none`".into());
     }
     Ok(Limit(Some(time)))
 }
 
 /// A time that there is no going without.
 pub fn time(text: &str) -> Result<Duration, String> {
-    limit(text)?.0.ok_or_else(|| "a time is needed here; write it like 90s".into())
+    limit(text)?.0.ok_or_else(|| "a duration is required, such as 90s".into())
 }
 
 /// A time limit, or none of its own.
@@ -99,7 +101,7 @@ mod tests {
         assert_eq!(shown, ["250 ms", "59 s", "1 min", "1 h 30 min", "1 d 1 h"]);
     }
 
-    /// Scenario 32: zero, none, negative and huge.
+    /// Zero, negative, huge and malformed values are rejected, and `none` means no limit.
     #[test]
     fn a_time_limit_is_a_time_or_none() {
         assert_eq!(limit("90"), Ok(Limit(Some(Duration::from_secs(90)))));

@@ -54,7 +54,7 @@ pub async fn run(runner: Runner<'_>, results: Results) -> Result<ExitCode, Error
     let runner = Runner { spec: ExecSpec { code: Some(code), ..runner.spec }, ..runner };
     let done = cells(&runner, &id, language, results).await;
     if own && let Err(error) = answer(client, client.remove_context(sandbox, &id)).await {
-        show::note(&format!("context {id} is not removed: {}", error.message));
+        show::note(&format!("context {id} was not removed: {}", error.message));
     }
     done.map(|()| ExitCode::SUCCESS)
 }
@@ -67,7 +67,7 @@ async fn cells(
 ) -> Result<(), Error> {
     let mut output = Output::showing(false, results);
     let mut prompt = Prompt::open()?;
-    show::note(&format!("{} in context {id}; Ctrl-D leaves", language.name()));
+    show::note(&format!("{} in context {id}; press Ctrl-D to exit", language.name()));
     let mut text = String::new();
     loop {
         match prompt.ask(if text.is_empty() { ">>> " } else { "... " }).await? {
@@ -122,7 +122,7 @@ impl Prompt {
                         }
                     }
                     Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-                        show::note("what was typed is no text");
+                        show::note("the input is not valid UTF-8");
                     }
                     Err(_) => return,
                 }

@@ -11,83 +11,97 @@ use runtime::Tier;
 
 use crate::quantity::{self, Limit};
 
-/// What a sandbox is made from and may use.
+/// Template, limits and network access of a new sandbox.
 #[derive(clap::Args)]
 pub struct Sandbox {
-    /// The template to make the sandbox from.
+    /// Template to create the sandbox from.
     #[arg(long, default_value = "base")]
     pub template: String,
-    /// The weakest isolation that will do; a stronger one may be used, a weaker one never.
+    /// Minimum isolation tier. A stronger tier may be used, but never a weaker one.
     #[arg(long, value_enum, default_value_t = TierName::Container)]
     pub tier: TierName,
-    /// Memory of the command and everything it starts: what the template says, or 512M.
+    /// Memory limit of all processes in the sandbox together, such as 2G. Default: the limit of the template, otherwise
+    /// 512M.
     #[arg(long, value_parser = quantity::bytes, value_name = "SIZE")]
     memory: Option<u64>,
-    /// Processor time, in cores: what the template says, or 1.
+    /// CPU limit in cores, such as 0.5. Default: the limit of the template, otherwise 1.
     #[arg(long)]
     cpus: Option<f64>,
-    /// Processes and threads: what the template says, or 128.
+    /// Maximum number of processes and threads. Default: the limit of the template, otherwise 128.
     #[arg(long)]
     pids: Option<u64>,
-    /// The disk with /workspace and the home directory: what the template says, or 1G.
+    /// Size of the disk with /workspace and the home directory. Default: the size that the template sets, otherwise 1G.
     #[arg(long, value_parser = quantity::bytes, value_name = "SIZE")]
     disk: Option<u64>,
-    /// Files and directories on that disk: what the template says, or 65536.
+    /// Maximum number of files and directories on the disk of the sandbox. Default: the limit of the template, otherwise
+    /// 65536.
     #[arg(long)]
     inodes: Option<u64>,
-    /// The /tmp directory, which is memory: what the template says, or 64M, or half of the memory where that is less.
+    /// Size of /tmp, which is in memory. Default: the size that the template sets, otherwise the smaller of 64M and half of
+    /// the memory limit.
     #[arg(long, value_parser = quantity::bytes, value_name = "SIZE")]
     tmp: Option<u64>,
-    /// What may leave the sandbox: HOST, HOST:PORT or HOST:PORT/PATH, a preset (python-packages, node-packages,
-    /// debian-packages, git), a secret and where it goes (secret:NAME=HOST[/PATH]) or open; can be given more than once. Without it the
-    /// template decides, and that is nothing unless it says otherwise.
+    /// Network access to allow, such as example.org or python-packages. Can be repeated.
+    ///
+    /// WHAT can be a destination: HOST (ports 80 and 443), HOST:PORT or HOST:PORT/PATH.
+    ///
+    /// WHAT can be a preset: python-packages, node-packages and debian-packages allow package indexes, and git allows public
+    /// Git hosts.
+    ///
+    /// WHAT can be a secret and its destination: secret:NAME=HOST or secret:NAME=HOST/PATH. Allow the host as well, with another
+    /// --allow.
+    ///
+    /// WHAT can be `open`, which allows the whole internet.
+    ///
+    /// Without this option, the policy of the template applies. A template without a policy allows no network access.
     #[arg(long = "allow", value_name = "WHAT")]
     allow: Vec<String>,
 }
 
-/// What to run.
+/// Command to run, and how to run it.
 #[derive(clap::Args)]
 pub struct Exec {
-    /// The wall-clock limit of the command: 90s, 5m, or none (then it ends with its sandbox, after 24 hours at most).
+    /// Wall-clock limit of the command, such as 90s or 5m. With the value `none`, the command can run as long as its sandbox,
+    /// at most 24 hours.
     #[arg(long, value_parser = quantity::limit, default_value = "60s", value_name = "TIME", allow_hyphen_values = true)]
     pub timeout: Limit,
-    /// A variable for the command; can be given more than once.
+    /// Environment variable for the command. Can be repeated.
     #[arg(long = "env", value_name = "NAME=VALUE")]
     env: Vec<String>,
-    /// The directory the command starts in.
+    /// Working directory of the command.
     #[arg(long, value_name = "DIRECTORY")]
     cwd: Option<String>,
-    /// Passes our standard input on. Without it the command reads an empty file.
+    /// Pass standard input to the command. Without this option, the command's standard input is empty.
     #[arg(long, short = 'i')]
     pub stdin: bool,
-    /// What happens when the output is larger than what is kept: block, unless nobody reads along (then keep).
+    /// Action when the output exceeds the buffer. Default: block if the output is streamed, otherwise keep.
     #[arg(long, value_enum)]
     output: Option<OutputName>,
-    /// Writes one JSON object with the outcome and the output instead of streaming.
+    /// Print one JSON object with the outcome and the output instead of streaming.
     #[arg(long)]
     pub json: bool,
-    /// The command.
+    /// Command to run and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     argv: Vec<String>,
 }
 
-/// Tiers as people name them.
+/// Isolation tiers, as values of `--tier`.
 #[derive(Clone, Copy, clap::ValueEnum)]
 pub enum TierName {
-    /// Namespaces, a uid range, seccomp and cgroups; the host's kernel.
+    /// Namespaces, a uid range, seccomp and cgroups, on the host's kernel.
     Container,
-    /// gVisor: a kernel of its own in user space.
+    /// gVisor, a separate kernel in user space.
     UserKernel,
 }
 
-/// Output modes as people name them.
+/// Output modes, as values of `--output`.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum OutputName {
-    /// The command never waits; head and tail are kept.
+    /// Never pause the command; keep the head and the tail of the output.
     Keep,
-    /// The command waits for us; nothing is dropped.
+    /// Pause the command until its output is read; drop nothing.
     Block,
-    /// The command is ended.
+    /// Kill the command.
     Kill,
 }
 
@@ -161,7 +175,10 @@ pub fn pairs(option: &str, texts: &[String]) -> Result<BTreeMap<String, String>,
     let mut pairs = BTreeMap::new();
     for text in texts {
         let (name, value) = text.split_once('=').ok_or_else(|| {
-            Error::invalid(format!("{option} {text:?} has no '='"), "Write it as NAME=VALUE.")
+            Error::invalid(
+                format!("{option} {text:?} has no '='"),
+                "Write the value of the option as NAME=VALUE.",
+            )
         })?;
         pairs.insert(name.to_owned(), value.to_owned());
     }

@@ -89,7 +89,10 @@ impl Results {
             Some(text) => show::line(text),
             None => {
                 let types: Vec<_> = bundle.data.keys().map(String::as_str).collect();
-                show::note(&format!("shown, and not text: {}", types.join(", ")));
+                show::note(&format!(
+                    "the cell displayed a value that has no text representation: {}",
+                    types.join(", ")
+                ));
                 Ok(())
             }
         }
@@ -108,11 +111,11 @@ impl Results {
         let failed = |error: io::Error| {
             Error::invalid(
                 format!(
-                    "cannot write {stem}.{} into {:?}: {error}",
+                    "cannot write {stem}.{} to {:?}: {error}",
                     picture.ending,
                     images.display().to_string()
                 ),
-                "Name a directory that is there and has room with --images.",
+                "Set --images to an existing directory with free disk space.",
             )
         };
         let (mut file, written) = create(images, &stem, picture.ending).map_err(failed)?;
@@ -188,25 +191,33 @@ fn note(said: &RunResult) -> Option<String> {
             format!("could not install {package} for the import of {module}: {}", why.trim())
         }
         RunResult::Plain { shadowed } => {
-            format!("a plain interpreter was started: the sandbox has its own {}", shadowed.join(", "))
+            format!(
+                "started a new interpreter without preloaded modules, because the sandbox has its own versions of: {}",
+                shadowed.join(", ")
+            )
         }
         RunResult::Restarted { because } => {
             let why = match because {
-                Loss::Ended => "its process had ended",
-                Loss::Killed => "a cell did not heed its interruption",
-                Loss::Oom => "the memory was used up",
-                Loss::Restarted => "somebody asked for it",
+                Loss::Ended => "its process had exited",
+                Loss::Killed => "a cell ignored an interrupt",
+                Loss::Oom => "out of memory",
+                Loss::Restarted => "a restart was requested",
             };
-            format!("the context began anew ({why}): variables of earlier cells are gone")
+            format!("the context restarted ({why}): variables of earlier cells are lost")
         }
         RunResult::Late { stdout, stderr } => {
-            format!("written between two cells: {}", [stdout.trim_end(), stderr.trim_end()].join(" ").trim())
+            format!(
+                "output that arrived between two cells: {}",
+                [stdout.trim_end(), stderr.trim_end()].join(" ").trim()
+            )
         }
         RunResult::Omitted { bytes, types } => {
             let size = quantity::show_bytes(*bytes);
-            format!("shown, and too large to be kept: {size} {}", types.join(", ")).trim_end().to_owned()
+            format!("the cell displayed a value that is too large to store: {size} {}", types.join(", "))
+                .trim_end()
+                .to_owned()
         }
-        RunResult::Refused { error } => format!("the cell could not begin: {}. {}", error.message, error.fix),
+        RunResult::Refused { error } => format!("the cell could not start: {}. {}", error.message, error.fix),
         // An error's text is on standard error already, and what a terminal has shown stays.
         RunResult::Value(_) | RunResult::Display(_) | RunResult::Error(_) | RunResult::Clear { .. } => {
             return None;
@@ -297,8 +308,8 @@ mod tests {
     #[test]
     fn what_is_said_about_a_run_is_one_line() {
         let lost = RunResult::Restarted { because: Loss::Oom };
-        assert!(note(&lost).unwrap().contains("memory was used up"));
+        assert!(note(&lost).unwrap().contains("(out of memory)"));
         let late = RunResult::Late { stdout: "tick\n".into(), stderr: String::new() };
-        assert_eq!(note(&late).unwrap(), "written between two cells: tick");
+        assert_eq!(note(&late).unwrap(), "output that arrived between two cells: tick");
     }
 }

@@ -1,7 +1,7 @@
-//! `belljar run`: one command in one sandbox, in this process or on a server.
+//! `bellglass run`: one command in one sandbox, in this process or on a server.
 //!
 //! Streams what the command writes, ends the sandbox, and exits with the command's own code. A process that is
-//! killed here leaves a sandbox behind; the next `belljar` command removes it, or its time to live does. On a server,
+//! killed here leaves a sandbox behind; the next `bellglass` command removes it, or its time to live does. On a server,
 //! its idle time does.
 
 use std::collections::BTreeSet;
@@ -36,14 +36,15 @@ const TOLD_MAX: usize = 20;
 /// What is read from our own standard input at once.
 const STDIN_CHUNK_BYTES: usize = 64 * 1024;
 
-/// What to run, and in what.
+/// Arguments of `bellglass run`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar run -- python3 -c 'print(1)'\n  \
-    echo hello | belljar run --stdin -- tr a-z A-Z\n  belljar run --allow python-packages -- pip install cowsay\n  belljar run --tier user-kernel --json -- uname -r")]
+#[command(after_help = "Examples:\n  bellglass run -- python3 -c 'print(1)'\n  \
+    echo hello | bellglass run --stdin -- tr a-z A-Z\n  bellglass run --allow python-packages -- pip install cowsay\n  bellglass run --tier user-kernel --json -- uname -r")]
 pub struct Arguments {
     #[command(flatten)]
     sandbox: request::Sandbox,
-    /// The runtime of this machine to use, by name (runc, runsc, youki, podman, docker, daytona), instead of the first of the tier.
+    /// Runtime of this machine to use (runc, runsc, youki, podman, docker or daytona). Default: the first available runtime of
+    /// the tier.
     #[arg(long)]
     runtime: Option<String>,
     #[command(flatten)]
@@ -67,7 +68,7 @@ pub async fn tidy(machine: &Machine) -> Result<(), Error> {
     node::template::tidy(machine.data()).map_err(|error| error.to_api())?;
     if !removed.is_empty() {
         let names: Vec<_> = removed.iter().map(ToString::to_string).collect();
-        show::note(&format!("removed what a killed command left behind: {}", names.join(", ")));
+        show::note(&format!("removed sandboxes left behind by a killed command: {}", names.join(", ")));
     }
     Ok(())
 }
@@ -80,8 +81,8 @@ async fn on_server(
 ) -> Result<ExitCode, Error> {
     if let Some(name) = &arguments.runtime {
         return Err(Error::invalid(
-            format!("--runtime {name:?} names a runtime of this machine, and a server is configured"),
-            "Ask the server for a tier with --tier, or unset BELLJAR_SERVER to run on this machine.",
+            format!("--runtime {name:?} selects a runtime of this machine, but a server is configured"),
+            "Request a tier from the server with --tier, or unset BELLGLASS_SERVER to run on this machine.",
         ));
     }
     let request = CreateSandbox {
@@ -106,7 +107,7 @@ async fn on_server(
     let code = match followed? {
         Followed::Ended(end) => output.finish(&sandbox, &end, Some(memory_bytes)),
         Followed::CaughtUp | Followed::Left => {
-            show::note("left before the end was known");
+            show::note("detached from the command before its outcome was known");
             ExitCode::from(crate::FAILED)
         }
     };
@@ -141,15 +142,15 @@ async fn on_this_machine(
     // Somebody means it to be used, and would not know.
     let unused = choice.considered.iter().find(|one| one.name == runtime::daytona::NAME && !one.used);
     if let Some(daytona) = unused {
-        show::note(&format!("{}; the next backend is used", daytona.why));
+        show::note(&format!("{}; using the next backend", daytona.why));
     }
     let asked = limits.over(template.limits.over(Limits::default()));
     let limits = limits.over(runtime.within(asked));
     limits.check()?;
     if runtime.tier() < tier {
         return Err(Error::invalid(
-            format!("{} is weaker than the tier asked for", runtime.name()),
-            "Name a runtime of that tier, or ask for a weaker one in so many words.",
+            format!("the runtime {} is weaker than the requested tier", runtime.name()),
+            "Use a runtime of the requested tier, or request a weaker tier explicitly with --tier.",
         ));
     }
     let (layers, image) = node::template::root(data, &template.layers);
@@ -164,8 +165,8 @@ async fn on_this_machine(
     let policy = arguments.sandbox.policy()?.unwrap_or_else(|| template.policy.clone());
     if let Some(binding) = policy.secrets.first() {
         return Err(Error::invalid(
-            format!("the secret {} is kept by a server, and none is asked here", binding.name),
-            "Say which server with BELLJAR_SERVER and BELLJAR_KEY, or leave the secret out.",
+            format!("the secret {} is stored on a server, but no server is configured", binding.name),
+            "Set BELLGLASS_SERVER and BELLGLASS_API_KEY, or leave the secret out.",
         ));
     }
     let sandbox = Arc::new(start(&choice, runtime, (id, &spec)).await?);
@@ -192,7 +193,7 @@ async fn on_this_machine(
     Ok(code)
 }
 
-/// Starts a sandbox; where its backend cannot, with the next (A9.02).
+/// Starts a sandbox; where its backend cannot, with the next (requirement A9.02).
 async fn start(
     choice: &Choice,
     mut runtime: Arc<dyn Runtime>,
@@ -211,7 +212,7 @@ async fn start(
         let Some(next) = choice.next(&tried, (runtime.tier(), spec.limits), &error) else {
             return Err(error.to_api());
         };
-        show::note(&format!("{}; the next backend is tried", error.to_api().message));
+        show::note(&format!("{}; trying the next backend", error.to_api().message));
         runtime.stop(&id, Duration::ZERO).await.map_err(|error| node::Error::from(error).to_api())?;
         runtime = Arc::clone(next);
     }
@@ -219,12 +220,14 @@ async fn start(
 
 /// Nothing weaker than the posture of the tier is used without a word.
 async fn weaker(runtime: &dyn Runtime) {
-    let lacks =
-        runtime.lacks().await.unwrap_or_else(|error| vec![format!("an answer to what it lacks: {error}")]);
+    let lacks = runtime
+        .lacks()
+        .await
+        .unwrap_or_else(|error| vec![format!("some protections (the list is not available: {error})")]);
     if let Some(first) = lacks.first() {
         let others = match lacks.len() {
             1 => String::new(),
-            count => format!(" ({} more: `belljar status`)", count - 1),
+            count => format!(" ({} more: `bellglass status`)", count - 1),
         };
         show::note(&format!("Using backend: {}, which lacks {first}{others}", runtime.name()));
     }
@@ -239,7 +242,7 @@ async fn let_out(sandbox: Arc<Sandbox>, policy: Policy, broker: Broker) {
         if let Err(why) = verdict
             && fresh()
         {
-            show::note(&format!("not let out: {why}"));
+            show::note(&format!("blocked: {why}"));
         }
     };
     let party = Arc::new(Party::new(node::egress::fixed(policy), Box::new(tell)));
@@ -264,8 +267,9 @@ async fn follow(
     with_stdin: bool,
     output: &mut Output,
 ) -> Result<ExecEnd, Error> {
-    let watch =
-        |kind| signal(kind).map_err(|error| crate::platform(format!("cannot watch for signals: {error}")));
+    let watch = |kind| {
+        signal(kind).map_err(|error| crate::platform(format!("cannot install a signal handler: {error}")))
+    };
     let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
     let feeder = sandbox.reader(exec.id().clone());
     let feeding = async {
@@ -284,11 +288,15 @@ async fn follow(
         };
         match event {
             Some(Event::Data { stream, bytes, .. }) => output.take(stream, &bytes)?,
-            Some(Event::Gap { from, to, .. }) => output.miss(to - from),
+            Some(Event::Gap { stream, from, to }) => output.miss(stream, to - from),
             // Only code shows any.
             Some(Event::Result { .. }) => {}
             Some(Event::End(end)) => return Ok(end),
-            None => return Err(node::Error::Protocol("the output ended without an end".into()).to_api()),
+            None => {
+                return Err(
+                    node::Error::Protocol("the output stream closed without an end event".into()).to_api()
+                );
+            }
         }
     }
 }

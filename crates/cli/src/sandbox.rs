@@ -1,4 +1,4 @@
-//! `belljar build-sandbox`, `sandbox-status` and `sandbox-test`: the backend of this machine, and whether it works (A13.05).
+//! `bellglass build-sandbox`, `sandbox-status` and `sandbox-test`: the backend of this machine, and whether it works (requirement A13.05).
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -23,27 +23,27 @@ const SHORT_MS: u64 = 1000;
 /// What sandboxes of the test have.
 const MEMORY_BYTES: u64 = 128 << 20;
 
-/// What to make.
+/// Arguments of `bellglass build-sandbox`.
 #[derive(clap::Args)]
 pub struct Build {
-    /// A recipe that comes with Belljar (base, python, node, analysis, interpreter), the file of another one, or, for root, a
-    /// template that is here and is to be given to an engine.
+    /// Recipe that comes with Bellglass (base, python, node, analysis, interpreter) or a recipe file. If run as root, also the
+    /// name of an existing template to load into an engine.
     #[arg(default_value = USUAL)]
     recipe: String,
 }
 
-/// How to show it.
+/// Arguments of `bellglass sandbox-status`.
 #[derive(clap::Args)]
 pub struct Status {
-    /// Writes JSON instead of tables.
+    /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
 }
 
-/// What to try.
+/// Arguments of `bellglass sandbox-test`.
 #[derive(clap::Args)]
 pub struct Test {
-    /// The template.
+    /// Template to test.
     #[arg(default_value = USUAL)]
     template: String,
 }
@@ -58,37 +58,37 @@ struct Check {
 
 const CHECKS: [Check; 6] = [
     Check {
-        what: "code runs and is heard",
+        what: "code runs and its output is returned",
         script: "echo out; exit 7",
         deadline_ms: CHECK_MS,
         holds: |outcome, said| *outcome == Outcome::Exited { code: 7 } && said == "out\n",
     },
     Check {
-        what: "it is nobody special",
+        what: "code runs without privileges",
         script: "id -u; grep CapEff /proc/self/status",
         deadline_ms: CHECK_MS,
         holds: |_, said| said == "1000\nCapEff:\t0000000000000000\n",
     },
     Check {
-        what: "the system cannot be changed",
+        what: "the system is read-only",
         script: "if touch /usr/x 2>/dev/null || touch /etc/x 2>/dev/null; then echo changed; else touch /workspace/x && echo workspace only; fi",
         deadline_ms: CHECK_MS,
         holds: |_, said| said == "workspace only\n",
     },
     Check {
-        what: "there is no network",
+        what: "there is no network access",
         script: "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '; tail -n +2 /proc/net/route | wc -l",
         deadline_ms: CHECK_MS,
         holds: |_, said| said == "lo\n0\n",
     },
     Check {
-        what: "what takes too long is ended",
+        what: "the time limit is enforced",
         script: "while :; do :; done",
         deadline_ms: SHORT_MS,
         holds: |outcome, _| *outcome == Outcome::Timeout,
     },
     Check {
-        what: "what takes too much memory is ended",
+        what: "the memory limit is enforced",
         script: "head -c 1000000000 /dev/zero | tail -c 1000000000 | wc -c",
         deadline_ms: CHECK_MS,
         holds: |outcome, _| *outcome == Outcome::Oom,
@@ -148,21 +148,24 @@ fn print(choice: &Choice, templates: &[(String, bool)]) -> Result<(), Error> {
     };
     show::table(&["backend", "state", "why"], &choice.considered.iter().map(row).collect::<Vec<_>>())?;
     for one in choice.considered.iter().filter(|one| !one.lacks.is_empty()) {
-        show::line(&format!("\n{} lacks, of what a container has where Belljar is root:", one.name))?;
+        show::line(&format!(
+            "\n{} lacks these protections, which a container has if Bellglass runs it as root:",
+            one.name
+        ))?;
         for lack in &one.lacks {
             show::line(&format!("  {lack}"))?;
         }
     }
     show::line("")?;
     if templates.is_empty() {
-        return show::line(&format!("There are no templates; make one with: belljar build-sandbox {USUAL}"));
+        return show::line(&format!("No templates; build one with: bellglass build-sandbox {USUAL}"));
     }
     let is_daytona = choice.runtimes.first().is_some_and(|one| one.name() == runtime::daytona::NAME);
     let row = |(name, ready): &(String, bool)| {
         let state = match ready {
             true => "ready".to_owned(),
-            false if is_daytona => "missing: Daytona has no snapshot of it".to_owned(),
-            false => format!("missing: belljar build-sandbox {name}"),
+            false if is_daytona => "missing: Daytona has no snapshot of this template".to_owned(),
+            false => format!("missing; to build it: bellglass build-sandbox {name}"),
         };
         vec![name.clone(), state]
     };
@@ -218,7 +221,7 @@ async fn check_all(sandbox: &Sandbox) -> Result<(Vec<Vec<String>>, bool), Error>
         all &= holds;
         let verdict = match holds {
             true => "ok".to_owned(),
-            false => format!("failed: {:?}, and it said {}", ended.end.outcome, show::escape(said.trim())),
+            false => format!("failed: {:?}, output: {}", ended.end.outcome, show::escape(said.trim())),
         };
         rows.push(vec![check.what.to_owned(), verdict]);
     }

@@ -1,4 +1,4 @@
-//! `belljar secret`: values that code in sandboxes can use and never sees.
+//! `bellglass secret`: values that code in sandboxes can use and never sees.
 
 use std::io::{self, BufRead, IsTerminal as _, Read as _, Write as _};
 use std::process::ExitCode;
@@ -17,12 +17,12 @@ const BACKSPACE: u8 = 8;
 const KILL: u8 = 21;
 const DELETE: u8 = 127;
 
-/// What to do with secrets.
+/// Arguments of `bellglass secret`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar secret set API_KEY < key.txt\n  belljar secret list\n  belljar secret remove API_KEY\n\n\
-    A policy says where a secret goes, and nowhere else does it go:\n  \
-    belljar policy s1 --allow api.example.org --allow secret:API_KEY=api.example.org/v1"
+    after_help = "Examples:\n  bellglass secret set API_KEY < key.txt\n  bellglass secret list\n  bellglass secret remove API_KEY\n\n\
+    A secret is sent only to the destinations that a policy names:\n  \
+    bellglass policy s1 --allow api.example.org --allow secret:API_KEY=api.example.org/v1"
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -31,26 +31,27 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Keeps a value under a name. It is read from standard input, or asked for, and cannot be read back.
+    /// Store a secret, read from standard input or a prompt. The stored value cannot be read back.
     Set {
-        /// The name, which is that of the variable inside: A to Z, 0 to 9 and _.
+        /// Name of the secret and of its environment variable in the sandbox. Allowed characters: A to Z, 0 to 9
+        /// and _.
         name: String,
-        /// Writes JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Lists the secrets, without their values.
+    /// List the secrets, without their values.
     List {
-        /// Writes JSON instead of a table.
+        /// Print JSON instead of a table.
         #[arg(long)]
         json: bool,
     },
-    /// Removes secrets: requests that use them are refused from now on.
+    /// Remove secrets. Requests that use them are refused from now on.
     Remove {
-        /// Their names.
+        /// Names of the secrets.
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
-        /// Writes the names as JSON.
+        /// Print the names as JSON.
         #[arg(long)]
         json: bool,
     },
@@ -64,11 +65,18 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
             check_name(&name)?;
             let secret = PutSecret { value: value(&name)? };
             secret.check()?;
+            let guessable = secret.guessable().filter(|_| !api::defence::is_off("N-37"));
             let kept = answer(&client, client.put_secret(&name, &secret)).await?;
             if json {
                 show::json(&kept)?;
             } else {
-                show::note(&format!("set {name}; a policy says where it goes"));
+                show::note(&format!("stored the secret {name}; a policy controls where the secret is sent"));
+            }
+            if let Some(why) = guessable {
+                show::note(&format!(
+                    "warning: the value of {name} is easy to guess ({why}). Code in a sandbox that may use this secret can try values and see which value is masked. \
+                     Use a longer, random value."
+                ));
             }
         }
         Command::List { json } => show_secrets(&answer(&client, client.secrets()).await?, json)?,
@@ -110,7 +118,7 @@ fn value(name: &str) -> Result<String, Error> {
         let _ = writeln!(screen);
         bytes = typed
             .map_err(failed)?
-            .ok_or_else(|| Error::invalid("interrupted: nothing was set", "Set it again."))?;
+            .ok_or_else(|| Error::invalid("interrupted: nothing was set", "Run the command again."))?;
     } else {
         // What is too long is refused for its length, not read to its end.
         let most = u64::try_from(VALUE_BYTES.end() + 2).unwrap_or(u64::MAX);
@@ -118,7 +126,7 @@ fn value(name: &str) -> Result<String, Error> {
     }
     // The reason of a failure would quote it.
     let text = String::from_utf8(bytes)
-        .map_err(|_| Error::invalid("the value is no text", "Give one line of UTF-8."))?;
+        .map_err(|_| Error::invalid("the value is not valid UTF-8", "Pass one line of UTF-8 text."))?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
     Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
 }

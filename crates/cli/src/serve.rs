@@ -1,4 +1,4 @@
-//! `belljar serve`: this machine as a service.
+//! `bellglass serve`: this machine as a service.
 //!
 //! ```text
 //! configuration checked ─▶ machine opened: what runs is taken over ─▶ store made true ─▶ listening
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use api::Error;
 use api::account::{CreateKey, NewKey, Quota, Role};
-use control::audit::{Act, Audit, Entry};
+use control::audit::{Act, Audit, Bounds, Entry, verify};
 use control::store::Store;
 use control::{Platform, account, follow, listen, routes};
 use node::egress::Gate;
@@ -36,23 +36,24 @@ const STORE_AGAIN: Duration = Duration::from_millis(100);
 /// To remove what is ready and nobody has asked for: milliseconds each.
 const POOL_WITHIN: Duration = Duration::from_secs(5);
 
-/// How to serve.
+/// Arguments of `bellglass serve`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar serve\n  belljar serve --listen 127.0.0.1:0 --first-key /root/belljar.key\n  \
-    belljar serve --config /etc/belljar.toml\n  belljar serve --print-config"
+    after_help = "Examples:\n  bellglass serve\n  bellglass serve --listen 127.0.0.1:0 --first-key /root/bellglass.key\n  \
+    bellglass serve --config /etc/bellglass.toml\n  bellglass serve --print-config"
 )]
 pub struct Arguments {
-    /// The configuration file; what it does not say has its default.
+    /// Configuration file. Settings that are missing in the file have their default values.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The address to listen on, instead of the configured one.
+    /// Address to listen on, instead of the configured address. With port 0, the server chooses a free port and prints it.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// Writes the first key to this file, readable by its owner only, instead of showing it.
+    /// File to write the first key to, instead of printing the key. Only the owner of the file can read it. Ignored if the
+    /// server already has keys.
     #[arg(long, value_name = "FILE")]
     first_key: Option<PathBuf>,
-    /// Shows the configuration that would be used, with what each value means, and ends.
+    /// Print the effective configuration, with the meaning of each value, and exit.
     #[arg(long)]
     print_config: bool,
 }
@@ -90,14 +91,16 @@ async fn serve(
     let machine = Machine::open(data).map_err(|error| error.to_api())?;
     let gate =
         Gate::new(&node::egress::packages(data), configuration.upstreams(), configuration.disk_reserve_bytes);
-    // A server without any backend serves, and says why it makes no sandboxes (A12.01).
+    // A server without any backend serves, and says why it makes no sandboxes (requirement A12.01).
     let choice = machine.choose(&configuration.backends).await;
     choice.log();
     let node = Node::open(&machine, choice, configuration.bounds(), gate).await;
     let node = node.map_err(|error| error.to_api())?;
-    let store = patiently(async || Store::open(&data.join("belljar.db")).await).await?;
-    let audit = Audit::open(&data.join("audit.log"), clock::wall_ms())
-        .map_err(|error| platform(node::error::chain(&error)))?;
+    let store = patiently(async || Store::open(&data.join("bellglass.db")).await).await?;
+    let log = data.join(crate::audit::LOG);
+    let bounds = Bounds { bytes_max: configuration.audit_bytes_max };
+    let audit =
+        Audit::open(&log, clock::wall_ms(), bounds).map_err(|error| platform(node::error::chain(&error)))?;
     let new = first_key(&store).await?;
     let platform = Arc::new(
         Platform::new(node, store, audit)
@@ -106,30 +109,49 @@ async fn serve(
     );
     patiently(async || follow::begin(&platform).await).await?;
     let listener = listen::bind(configuration.listen).map_err(|error| Error {
-        fix: "Stop what uses that address, or choose another one with --listen.".into(),
+        fix: "Stop the program that uses this address, or choose another address with --listen.".into(),
         ..crate::platform(format!("cannot listen on {}: {error}", configuration.listen))
     })?;
     let address = listener.local_addr().unwrap_or(configuration.listen);
     tokio::spawn(follow::follow(Arc::clone(&platform)));
+    tokio::spawn(follow::look_after(Arc::clone(&platform)));
     tokio::spawn(follow::tidy(Arc::clone(&platform)));
+    tokio::spawn(follow::note_use(Arc::clone(&platform)));
     tokio::spawn(follow::write_down(Arc::clone(&platform)));
     let trying = Arc::clone(&platform);
     tokio::spawn(async move { trying.try_sandboxes().await });
     tokio::spawn(listen::serve(listener, acceptor, routes::router(Arc::clone(&platform))));
+    check_audit(platform.audit.clone(), log);
     platform.node.keep_ready(&configuration.pool_templates);
     platform.audit.record(Entry::new(clock::wall_ms(), Act::ServerStart));
     let scheme = if configuration.tls()?.is_some() { "https" } else { "http" };
+    // Before the address is known: a signal right after that must not kill the server.
+    let signalled = crate::signalled()?;
     announce(&format!("{scheme}://{address}"), new.as_ref(), arguments)?;
-    crate::wait_for_end().await?;
+    signalled.await;
     // What is left, the next server removes.
     let _ = tokio::time::timeout(POOL_WITHIN, platform.node.close_pool()).await;
     let live = platform.node.status().sandboxes;
     if live > 0 {
-        show::note(&format!("{live} sandboxes go on; the next `belljar serve` takes them over"));
+        show::note(&format!(
+            "{live} sandboxes keep running; the next `bellglass serve` takes over these sandboxes"
+        ));
     }
     platform.audit.record(Entry::new(clock::wall_ms(), Act::ServerStop));
     platform.audit.flush().await;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks the chain of the audit log, for which nobody waits, and says so where it does not hold. The server serves all the same: what
+/// is done from now on is written down.
+fn check_audit(audit: Audit, log: PathBuf) {
+    tokio::task::spawn_blocking(move || {
+        if let Err(damaged) = verify(&log, false, None) {
+            tracing::error!("{damaged}; `bellglass audit verify` shows whether the log was repaired");
+            let entry = Entry::new(clock::wall_ms(), Act::AuditBroken);
+            audit.record(entry.detail(&format!("{}, line {}: {}", damaged.file, damaged.line, damaged.what)));
+        }
+    });
 }
 
 /// Asks the store again while it does not answer: a server that starts is given more time than a request.
@@ -166,14 +188,14 @@ fn announce(url: &str, new: Option<&NewKey>, arguments: &Arguments) -> Result<()
         match &arguments.first_key {
             Some(path) => write_key(path, &new.secret)?,
             None => show::line(&format!(
-                "The first key, shown this once: an administrator's, of project {FIRST_PROJECT}.\n\n  \
-                 export BELLJAR_SERVER={url}\n  export BELLJAR_KEY={}\n",
+                "First key (role admin, project {FIRST_PROJECT}). It is shown only once.\n\n  \
+                 export BELLGLASS_SERVER={url}\n  export BELLGLASS_API_KEY={}\n",
                 new.secret
             ))?,
         }
     }
     // A server serves, whether or not anybody reads this.
-    let _ = show::line(&format!("belljar serves {url}"));
+    let _ = show::line(&format!("bellglass serves {url}"));
     Ok(())
 }
 
@@ -192,7 +214,7 @@ fn write_key(path: &Path, secret: &str) -> Result<(), Error> {
         std::fs::rename(&fresh, path)
     };
     write().map_err(|error| Error {
-        fix: "The key is lost: mend the path, move the store away and start again.".into(),
+        fix: "The key is lost. Fix the path, move bellglass.db out of the data directory and start the server again.".into(),
         ..platform(format!("cannot write the first key to {}: {error}", path.display()))
     })
 }

@@ -1,4 +1,4 @@
-//! `belljar session`: sessions of agents, and what they keep.
+//! `bellglass session`: sessions of agents, and what they keep.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,11 +11,11 @@ use serde_json::Value;
 use crate::connect::{Connection, answer};
 use crate::{list, platform, show, tools};
 
-/// What to do with sessions.
+/// Arguments of `bellglass session`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar session create analysis --dataset sales=sales.csv\n  \
-    belljar session call SESSION sandbox_exec '{\"command\": [\"head\", \"/tmp/data/sales.csv\"]}'\n  \
-    belljar session files SESSION\n  belljar session end SESSION")]
+#[command(after_help = "Examples:\n  bellglass session create analysis --dataset sales=sales.csv\n  \
+    bellglass session call SESSION sandbox_exec '{\"command\": [\"head\", \"/tmp/data/sales.csv\"]}'\n  \
+    bellglass session files SESSION\n  bellglass session end SESSION")]
 pub struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -23,58 +23,58 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Makes a session and writes its id. Its sandbox is made when the first tool is called.
+    /// Create a session and print its id. The first tool call creates the sandbox of the session.
     Create {
-        /// Which tools it offers: analysis, python or interpreter.
+        /// Tool set: analysis, python or interpreter.
         #[arg(value_name = "TOOL SET", value_parser = tools::set)]
         set: ToolSet,
-        /// The template of its sandboxes; the tool set's own, if none is named.
+        /// Template of the session's sandboxes. Default: the template of the tool set.
         #[arg(long)]
         template: Option<String>,
-        /// What stays between calls: the sandbox (session), or files in /workspace only (run).
+        /// State to keep between calls: `session` keeps the sandbox, `run` keeps only the files in /workspace.
         #[arg(long, value_parser = persistence)]
         persistence: Option<Persistence>,
-        /// A file that is at /tmp/data/NAME.csv before anything runs. Can be repeated.
+        /// File to copy to /tmp/data/NAME.csv before any tool runs. Can be repeated.
         #[arg(long, value_name = "NAME=FILE", value_parser = dataset)]
         dataset: Vec<(String, PathBuf)>,
-        /// Writes JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Lists sessions.
+    /// List sessions.
     List {
-        /// Writes JSON instead of a table.
+        /// Print JSON instead of a table.
         #[arg(long)]
         json: bool,
     },
-    /// Calls a tool and writes its answer.
+    /// Call a tool and print its result.
     Call {
-        /// The session.
+        /// Session id.
         session: SessionId,
-        /// The tool.
+        /// Name of the tool.
         tool: String,
-        /// Its arguments, as a JSON object.
+        /// Arguments of the tool, as a JSON object.
         #[arg(default_value = "{}")]
         arguments: String,
     },
-    /// Lists the files that a session keeps, or writes the bytes of one.
+    /// List the stored files of a session, or print the contents of one stored file.
     Files {
-        /// The session.
+        /// Session id.
         session: SessionId,
-        /// The file to write.
+        /// Name of the file to print.
         name: Option<String>,
-        /// Writes JSON instead of a table.
+        /// Print JSON instead of a table.
         #[arg(long, conflicts_with = "name")]
         json: bool,
     },
-    /// Removes the files that a session keeps, and touches no other session.
+    /// Remove the stored files of a session. Other sessions are not affected.
     Clear {
-        /// The session.
+        /// Session id.
         session: SessionId,
     },
-    /// Ends sessions and their sandboxes; what they keep stays.
+    /// End sessions and stop their sandboxes. Stored files are kept.
     End {
-        /// The sessions.
+        /// Session ids.
         #[arg(required = true, value_name = "SESSION")]
         sessions: Vec<SessionId>,
     },
@@ -100,7 +100,10 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         Command::List { json } => show_sessions(&answer(&client, client.sessions()).await?, json)?,
         Command::Call { session, tool, arguments } => {
             let arguments: Value = serde_json::from_str(&arguments).map_err(|error| {
-                Error::invalid(format!("the arguments are not JSON: {error}"), "Quote them as one word.")
+                Error::invalid(
+                    format!("the arguments are not JSON: {error}"),
+                    "Pass all arguments of the tool as one quoted JSON object.",
+                )
             })?;
             let call = client.call_tool(&session, &tool, &arguments, Calling::default());
             show::json(&answer(&client, call).await?.result)?;

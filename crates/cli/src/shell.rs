@@ -1,4 +1,4 @@
-//! `belljar shell`: a terminal in a sandbox of a server, at the terminal we are started from.
+//! `bellglass shell`: a terminal in a sandbox of a server, at the terminal we are started from.
 //!
 //! Our terminal is put into raw mode and back on every way out, so that each key goes inside: Ctrl-C is the program's, not
 //! ours. The way out that is ours is the one of `ssh`: Enter, `~`, `.` leaves, and the program goes on. The exec lives in its
@@ -34,29 +34,31 @@ const SHELL: &str = "if command -v bash >/dev/null; then exec bash; else exec sh
 /// The size of a terminal that does not say.
 const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
 
-/// Where, and what to run.
+/// Arguments of `bellglass shell`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar shell build\n  belljar shell build -- python3\n  \
-    belljar shell --exec e4x1 build\n\n\
-    Enter, then ~. leaves; the program goes on, and --exec comes back to it. ~~ is one ~. When the connection breaks, a new \
-    one is made and nothing is lost or typed twice. The exit code is the program's own; 125 is a failure of Belljar's.")]
+#[command(after_help = "Examples:\n  bellglass shell build\n  bellglass shell build -- python3\n  \
+    bellglass shell --exec e4x1 build\n\n\
+    To detach, press Enter and type ~. (a tilde and a period). The program keeps running; to reattach, use\n\
+    --exec. To send a tilde at the start of a line, type ~~. If the connection breaks, the terminal\n\
+    reconnects: no output is lost, and no input is lost or sent twice. The exit code is the program's own,\n\
+    or 125 if Bellglass itself fails.")]
 pub struct Arguments {
-    /// The sandbox, by its id or its name.
+    /// Sandbox, by id or name.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// Comes back to the terminal of this exec instead of starting one.
+    /// Reattach to the terminal of this exec instead of starting a new one.
     #[arg(long, value_name = "EXEC", conflicts_with_all = ["argv", "env", "cwd", "timeout"])]
     exec: Option<ExecId>,
-    /// A variable for the program; can be given more than once.
+    /// Environment variable for the program. Can be repeated.
     #[arg(long = "env", value_name = "NAME=VALUE")]
     env: Vec<String>,
-    /// The directory it starts in.
+    /// Working directory of the program.
     #[arg(long, value_name = "DIRECTORY")]
     cwd: Option<String>,
-    /// The wall-clock limit of the program: 90s, 5m, or none (then it ends with its sandbox).
+    /// Wall-clock limit of the program, such as 90s or 5m. With the value `none`, the program can run as long as its sandbox.
     #[arg(long, value_parser = quantity::limit, default_value = "none", value_name = "TIME", allow_hyphen_values = true)]
     timeout: Limit,
-    /// The program; a shell if none is named.
+    /// Program to run and its arguments. Default: a shell.
     #[arg(last = true, value_name = "COMMAND")]
     argv: Vec<String>,
 }
@@ -102,8 +104,8 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     let client = connection.client()?;
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         return Err(Error::invalid(
-            "a terminal inside needs one outside, and standard input or output is none",
-            "Run it from a terminal; for a command with input from elsewhere, use `belljar exec --stdin`.",
+            "`bellglass shell` needs a terminal, but standard input or output is not a terminal",
+            "Run the command from a terminal. For a command with piped input, use `bellglass exec --stdin`.",
         ));
     }
     let sandbox = arguments.sandbox.clone();
@@ -119,7 +121,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         Left::Ended(end) => Output::new(false).finish(&sandbox, &end, None),
         Left::Detached | Left::Cut => {
             show::note(&format!(
-                "left; it goes on, and this comes back: belljar shell --exec {id} {sandbox}"
+                "detached; the program keeps running. To return: bellglass shell --exec {id} {sandbox}"
             ));
             // Nobody asked to leave who was cut off, and how the program ends is not known.
             if matches!(left, Left::Cut) { ExitCode::from(crate::FAILED) } else { ExitCode::SUCCESS }
@@ -160,7 +162,7 @@ async fn stay(terminal: &mut Terminal) -> Result<Left, Error> {
                         return Ok(Left::Ended(end));
                     }
                 }
-                None => return Err(crate::platform("the terminal ended without an end".into())),
+                None => return Err(crate::platform("the terminal stream closed without an end event".into())),
             },
             typed = keys.recv(), if terminal.room() >= KEYS_BYTES => {
                 // Our terminal is gone: so are we.
@@ -212,7 +214,7 @@ fn show_seen(seen: Seen) -> Option<ExecEnd> {
             let mut to = std::io::stdout().lock();
             let _ = to.write_all(&bytes).and_then(|()| to.flush());
         }
-        Seen::Gap { from, to } => say(&format!("{} bytes were not kept", to - from)),
+        Seen::Gap { from, to } => say(&format!("{} bytes of output were dropped", to - from)),
         Seen::Reconnecting => say("reconnecting…"),
         Seen::Connected => {}
         Seen::Refused(error) => say(&error.message),
@@ -223,7 +225,7 @@ fn show_seen(seen: Seen) -> Option<ExecEnd> {
 
 /// A note while the terminal is raw, where a line does not begin by itself.
 fn say(text: &str) {
-    let _ = write!(std::io::stderr().lock(), "\r\nbelljar: {}\r\n", show::escape(text));
+    let _ = write!(std::io::stderr().lock(), "\r\nbellglass: {}\r\n", show::escape(text));
 }
 
 /// What is typed. The reads are a thread's own: nothing else can wait for a terminal that is shared with our parent.
@@ -259,7 +261,7 @@ fn size() -> TerminalSize {
 
 impl Raw {
     fn enter() -> Result<Self, Error> {
-        let failed = |error| crate::platform(format!("cannot set the terminal: {error}"));
+        let failed = |error| crate::platform(format!("cannot set the terminal mode: {error}"));
         let before = tcgetattr(rustix::stdio::stdin()).map_err(failed)?;
         let mut raw = before.clone();
         raw.make_raw();
@@ -277,7 +279,7 @@ impl Drop for Raw {
 impl Signals {
     fn watch() -> Result<Self, Error> {
         let watch = |kind| {
-            signal(kind).map_err(|error| crate::platform(format!("cannot watch for signals: {error}")))
+            signal(kind).map_err(|error| crate::platform(format!("cannot install a signal handler: {error}")))
         };
         Ok(Self {
             resized: watch(SignalKind::window_change())?,

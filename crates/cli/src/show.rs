@@ -17,7 +17,7 @@ pub enum Heard {
 
 /// Says something about the work, on standard error.
 pub fn note(text: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "belljar: {}", escape(text));
+    let _ = writeln!(std::io::stderr().lock(), "bellglass: {}", escape(text));
 }
 
 /// Says why something failed and what to do, on standard error.
@@ -26,7 +26,7 @@ pub fn error(error: &Error) {
 }
 
 fn error_text(error: &Error) -> String {
-    let mut text = format!("belljar: {}\n", lines(&error.message));
+    let mut text = format!("bellglass: {}\n", lines(&error.message));
     let _ = writeln!(text, "  fix:   {}", lines(&error.fix));
     let word = |value: serde_json::Result<String>| value.unwrap_or_default().trim_matches('"').to_owned();
     let _ = writeln!(
@@ -47,7 +47,7 @@ pub fn heard(written: io::Result<()>) -> Result<Heard, Error> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Heard::No),
         Err(error) => Err(Error::invalid(
             format!("cannot write to standard output: {error}"),
-            "See that its disk has room, or send the output elsewhere; what was written so far is not all.",
+            "Free disk space, or redirect the output. The output written so far is incomplete.",
         )),
     }
 }
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(table, "NAME\none\\nforged\\r\\u{2028}\n");
         let error = api::Error::invalid("first\n  fix:   forged", "Do this.\n");
         assert!(
-            error_text(&error).starts_with("belljar: first\n  |        fix:   forged\n  fix:   Do this.\n")
+            error_text(&error).starts_with("bellglass: first\n  |        fix:   forged\n  fix:   Do this.\n")
         );
     }
 

@@ -1,4 +1,4 @@
-//! `belljar stop`: ends sandboxes and waits until nothing of them is left.
+//! `bellglass stop`: ends sandboxes and waits until nothing of them is left.
 
 use std::process::ExitCode;
 
@@ -7,14 +7,16 @@ use api::{Error, SandboxId};
 use crate::connect::{Connection, answer, explain};
 use crate::{fleet, list, show};
 
-/// Which to stop.
+/// Arguments of `bellglass stop`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar stop build\n  belljar stop $(belljar list --quiet)")]
+#[command(
+    after_help = "Examples:\n  bellglass stop build\n  bellglass list --quiet | xargs -r bellglass stop"
+)]
 pub struct Arguments {
-    /// The sandboxes, by their ids or names.
+    /// Sandboxes, by id or name.
     #[arg(required = true, value_name = "SANDBOX")]
     sandboxes: Vec<SandboxId>,
-    /// Writes the sandboxes as JSON.
+    /// Print the sandboxes as JSON.
     #[arg(long)]
     json: bool,
 }

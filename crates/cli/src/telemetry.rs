@@ -1,7 +1,7 @@
 //! What a server tells of itself: the log, the steps that it keeps, and traces for a collector.
 //!
 //! ```text
-//! spans that are steps ─▶ recorder (always) ─▶ `belljar trace`
+//! spans that are steps ─▶ recorder (always) ─▶ `bellglass trace`
 //!                      └▶ exporter (where `traces` is configured) ─queue─▶ a thread ─▶ OTLP over HTTP
 //! everything else      ─▶ log
 //! ```
@@ -103,7 +103,7 @@ impl HttpClient for Sender {
         let sent = self.runtime.spawn(async move { send(&http, request).await }).await?;
         match &sent {
             Ok(answer) if answer.status().is_success() => self.taken(),
-            Ok(answer) => self.lost(&format!("it answers {}", answer.status())),
+            Ok(answer) => self.lost(&format!("status {}", answer.status())),
             Err(error) => self.lost(&chain(error.as_ref())),
         }
         sent
@@ -113,7 +113,7 @@ impl HttpClient for Sender {
 impl Sender {
     fn taken(&self) {
         if self.away.swap(false, Ordering::AcqRel) {
-            tracing::info!(collector = self.to, "traces are taken again");
+            tracing::info!(collector = self.to, "the collector accepts traces again");
         }
     }
 
@@ -122,7 +122,7 @@ impl Sender {
             tracing::warn!(
                 collector = self.to,
                 error = why,
-                "traces are not taken, and are lost until they are"
+                "the collector does not accept traces; the server drops all traces until the collector accepts them again"
             );
         }
     }
@@ -151,7 +151,7 @@ fn no_steps() -> FilterFn {
 /// Steps as an OpenTelemetry trace.
 fn exporting<S: Subscriber + for<'a> LookupSpan<'a>>(exporter: &SdkTracerProvider) -> impl Layer<S> + use<S> {
     tracing_opentelemetry::layer()
-        .with_tracer(exporter.tracer("belljar"))
+        .with_tracer(exporter.tracer("bellglass"))
         .with_location(false)
         .with_threads(false)
         .with_target(false)
@@ -164,8 +164,8 @@ fn exporter(collector: &str) -> Result<SdkTracerProvider, Error> {
     let to = format!("{}{PATH}", collector.trim_end_matches('/'));
     let wrong = |why: String| {
         Error::invalid(
-            format!("traces cannot be sent to {collector:?}: {why}"),
-            "Mend `traces` in the configuration, or leave it out.",
+            format!("cannot send traces to {collector:?}: {why}"),
+            "Correct `traces` in the configuration, or remove it.",
         )
     };
     let http = http(to.starts_with("https://")).map_err(&wrong)?;
@@ -183,7 +183,7 @@ fn exporter(collector: &str) -> Result<SdkTracerProvider, Error> {
     let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
     Ok(SdkTracerProvider::builder()
         .with_span_processor(BatchSpanProcessor::builder(exporter).with_batch_config(batches).build())
-        .with_resource(Resource::builder().with_service_name("belljar").with_attribute(version).build())
+        .with_resource(Resource::builder().with_service_name("bellglass").with_attribute(version).build())
         .build())
 }
 

@@ -1,4 +1,4 @@
-//! `belljar template`: what sandboxes are made from.
+//! `bellglass template`: what sandboxes are made from.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,7 +14,7 @@ use runtime::{Runtime, Tier};
 
 use crate::{Place, run, show};
 
-/// What to do with templates.
+/// Arguments of `bellglass template`.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -23,64 +23,76 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Builds a template from a recipe, step by step, each step in a sandbox. What was built before is kept, so only what has changed is
-    /// built again.
+    /// Build a template from a recipe.
+    ///
+    /// Each step runs in a sandbox. Results of earlier builds are kept, so only changed steps are built again.
     #[command(
-        after_help = "Examples:\n  belljar template build base\n  belljar template build recipes/tools.toml\n  \
-        belljar template build recipes/tools.toml --name tools-next --fresh"
+        after_help = "Examples:\n  bellglass template build base\n  bellglass template build tools.toml\n  \
+        bellglass template build tools.toml --name tools-next --fresh\n\n\
+        A recipe such as tools.toml:\n\n  from = \"base\"\n  steps = [\n    { apt = [\"jq\"] },\n    \
+        { pip = [\"requests\"] },\n    { copy = { from = \"app\", to = \"/opt/app\" } },\n    \
+        { run = \"python3 -m compileall /opt/app\" },\n  ]"
     )]
     Build {
-        /// A recipe that comes with Belljar (base, python, node, analysis, interpreter, workstation, code-interpreter-v1), or the file of another one.
+        /// Recipe that comes with Bellglass (base, python, node, analysis, interpreter, workstation, code-interpreter-v1), or a
+        /// recipe file.
         recipe: String,
-        /// The template's name; the recipe's, if none is given.
+        /// Name of the template. Default: the name of the recipe.
         #[arg(long)]
         name: Option<String>,
-        /// Builds every step again.
+        /// Build every step again, without results of earlier builds.
         #[arg(long)]
         fresh: bool,
-        /// A registry at a private address that may be asked for what the recipe begins with: http://HOST:PORT or https://HOST:PORT.
+        /// Registry at a private address to pull the recipe's base image from: http://HOST:PORT or https://HOST:PORT.
         #[arg(long)]
         registry: Option<String>,
     },
-    /// Makes a template of an image file: what `template export` wrote, a `docker save` archive, or an OCI layout as an archive or a
-    /// directory. Its layers are unpacked inside a sandbox.
+    /// Create a template from an image file.
+    ///
+    /// The file can be the output of `template export`, a `docker save` archive, or an OCI layout (an archive or a directory).
+    /// The layers of the image are unpacked inside a sandbox.
     Import {
-        /// The image.
+        /// Image file or directory.
         file: PathBuf,
-        /// The template's name; the file's name without its ending, if none is given.
+        /// Name of the template. Default: the file name without its extension.
         #[arg(long)]
         name: Option<String>,
     },
-    /// Writes a template to one file, to be imported on another machine. It is an OCI layout, so other tools read it too.
+    /// Write a template to one file, which can be imported on another machine.
+    ///
+    /// The file is an OCI layout, so other tools can read it too.
     Export {
-        /// Its name.
+        /// Name of the template.
         name: String,
-        /// The file to make.
+        /// File to create.
         file: PathBuf,
     },
-    /// Writes a recipe as a Containerfile, for those who build with their own tools. It copies from beside the recipe.
+    /// Print a recipe as a Containerfile, which other tools can build.
+    ///
+    /// The Containerfile copies files from the directory of the recipe.
     #[command(
-        after_help = "Examples:\n  belljar template containerfile recipes/tools.toml > Containerfile\n  \
+        after_help = "Examples:\n  bellglass template containerfile recipes/tools.toml > Containerfile\n  \
         podman build --tag tools --file Containerfile recipes"
     )]
     Containerfile {
-        /// A recipe that comes with Belljar (base, python, node, analysis, interpreter, workstation, code-interpreter-v1), or the file of another one.
+        /// Recipe that comes with Bellglass (base, python, node, analysis, interpreter, workstation, code-interpreter-v1), or a
+        /// recipe file.
         recipe: String,
     },
-    /// Lists the templates of this machine.
+    /// List the templates of this machine.
     List {
-        /// Writes JSON instead of a table.
+        /// Print JSON instead of a table.
         #[arg(long)]
         json: bool,
     },
-    /// Shows what the last build of a template said.
+    /// Print the log of the last build of a template.
     Log {
-        /// Its name.
+        /// Name of the template.
         name: String,
     },
-    /// Removes a template. Sandboxes made from it go on.
+    /// Remove a template. Sandboxes created from it keep running.
     Remove {
-        /// Its name.
+        /// Name of the template.
         name: String,
     },
 }
@@ -107,6 +119,12 @@ pub async fn run(place: &Place, arguments: Arguments) -> Result<ExitCode, Error>
         Command::Remove { name } => {
             store.remove(&name).map_err(|error| error.to_api())?;
             show::note(&format!("removed {name}"));
+            if let Err(error) = node::template::engine::tidy(data).await {
+                let why = show::escape(&error.to_api().message);
+                show::note(&format!(
+                    "the image of the template remains on the container engine until the next template is removed: {why}"
+                ));
+            }
         }
         Command::Build { recipe, name, fresh, registry } => {
             let wanted = find(data, &recipe)?;
@@ -132,14 +150,14 @@ pub async fn run(place: &Place, arguments: Arguments) -> Result<ExitCode, Error>
         Command::Containerfile { recipe } => {
             let wanted = find(data, &recipe)?;
             let template = node::template::engine::described(&wanted.name, &wanted.recipe);
-            let text = template.and_then(|template| wanted.recipe.containerfile(&template));
+            let text = template.and_then(|template| wanted.recipe.containerfile(&template, None));
             show::line(text.map_err(|error| error.to_api())?.trim_end())?;
         }
         Command::Export { name, file } => {
             let machine = Machine::open(data).map_err(|error| error.to_api())?;
             with_bar(&machine, async |builder, watch| builder.export(&name, &file, watch).await).await?;
             show::note(&format!(
-                "wrote {name} to {0}; use it with: belljar template import {0}",
+                "wrote template {name} to {0}. To import the file: bellglass template import {0}",
                 file.display()
             ));
         }
@@ -157,8 +175,8 @@ fn find(data: &Path, text: &str) -> Result<Wanted, Error> {
     let names = shipped::names().join(", ");
     let recipe = std::fs::read_to_string(path).map_err(|error| {
         Error::invalid(
-            format!("there is no recipe {text:?}: {error}"),
-            format!("Name a file, or one of those that come with Belljar: {names}."),
+            format!("cannot read the recipe {text:?}: {error}"),
+            format!("Name a file, or one of the built-in recipes: {names}."),
         )
     })?;
     let recipe = Recipe::parse(&recipe).map_err(|error| error.to_api())?;
@@ -176,7 +194,7 @@ async fn only_engine(machine: &Machine, place: &Place) -> Result<Option<Engine>,
     machine.engine_named(runtime.name()).map(Some).map_err(|error| error.to_api())
 }
 
-/// Builds a recipe, and before it the one that it begins with if that comes with Belljar and is not here.
+/// Builds a recipe, and before it the one that it begins with if that comes with Bellglass and is not here.
 async fn build(
     (machine, engine): (&Machine, Option<&Engine>),
     wanted: &Wanted,
@@ -186,7 +204,7 @@ async fn build(
         && shipped::names().contains(&ground.as_str())
         && !Store::new(machine.data()).has(ground)
     {
-        show::note(&format!("{} begins with {ground}, which is built first", wanted.name));
+        show::note(&format!("template {} is based on template {ground}, which is built first", wanted.name));
         Box::pin(build((machine, engine), &find(machine.data(), ground)?, (None, fresh, None))).await?;
     }
     let name = name.unwrap_or(&wanted.name);
@@ -229,7 +247,7 @@ pub async fn make_ready(machine: &Machine, runtime: &dyn Runtime, recipe: &str) 
     // Built as everywhere, within the policy of each step, and then given to the engine.
     build((machine, None), &wanted, (None, false, None)).await?;
     with_bar(machine, async |builder, watch| builder.load(&wanted.name, &engine, watch).await).await?;
-    show::note(&format!("{} has {}", runtime.name(), wanted.name));
+    show::note(&format!("{} has template {}", runtime.name(), wanted.name));
     Ok(wanted.name)
 }
 
@@ -249,12 +267,12 @@ fn told(template: &Template, begun: Instant) {
     let name = &template.name;
     if !template.policy.is_closed() {
         show::note(&format!(
-            "its sandboxes may reach: {}",
+            "sandboxes of this template have network access to: {}",
             show::escape(&template.policy.words().join(", "))
         ));
     }
     show::note(&format!(
-        "made template {name} in {:.0?}; try: belljar run --template {name} -- id",
+        "created template {name} in {:.0?}; try: bellglass run --template {name} -- id",
         begun.elapsed()
     ));
 }
@@ -274,13 +292,13 @@ async fn with_bar<T>(
             bar.set_message(format!("layer {number} of {count}"));
         }
         Progress::Kept { number, count } => {
-            bar.set_message(format!("layer {number} of {count} is here already"));
+            bar.set_message(format!("layer {number} of {count} is already present"));
         }
         Progress::Step { number, count, what, kept } => {
             bar.set_position(0);
             bar.set_message("");
             // Above the bar where there is one: where there is none, this is all there is to see.
-            let note = if kept { " (made before)" } else { "" };
+            let note = if kept { " (cached)" } else { "" };
             bar.suspend(|| show::note(&format!("step {number} of {count}: {}{note}", show::escape(what))));
         }
         Progress::Bytes(bytes) => bar.set_position(bytes),
@@ -322,7 +340,7 @@ fn list(store: &Store, json: bool) -> Result<(), Error> {
     if json {
         show::json(&templates)?;
     } else if templates.is_empty() {
-        show::note("there are no templates; make one with: belljar template build base");
+        show::note("no templates; build one with: bellglass template build base");
     } else {
         let rows: Vec<_> = templates
             .iter()

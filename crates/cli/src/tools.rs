@@ -1,4 +1,4 @@
-//! `belljar tools`: the tool sets that models call. Needs no server: the texts are part of the program.
+//! `bellglass tools`: the tool sets that models call. Needs no server: the texts are part of the program.
 
 use std::process::ExitCode;
 
@@ -9,20 +9,20 @@ use tools::publish::Facts;
 
 use crate::show;
 
-/// Which tools to show.
+/// Arguments of `bellglass tools`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar tools analysis --format openai\n  belljar tools analysis --prompt\n\n\
-    Sessions run them: belljar session create analysis"
+    after_help = "Examples:\n  bellglass tools analysis --format openai\n  bellglass tools analysis --prompt\n\n\
+    To run these tools, create a session: bellglass session create analysis"
 )]
 pub struct Arguments {
-    /// The tool set: analysis, python or interpreter.
+    /// Tool set: analysis, python or interpreter.
     #[arg(value_name = "TOOL SET", value_parser = set)]
     set: ToolSet,
-    /// The form: belljar, openai, anthropic or mcp.
-    #[arg(long, default_value = "belljar", value_parser = format)]
+    /// Output format: bellglass, openai, anthropic or mcp.
+    #[arg(long, default_value = "bellglass", value_parser = format)]
     format: Format,
-    /// Shows the instructions for the system prompt of a model instead.
+    /// Print instructions for the system prompt of a model instead of the tool set.
     #[arg(long)]
     prompt: bool,
 }
@@ -45,10 +45,10 @@ pub fn set(text: &str) -> Result<ToolSet, String> {
 
 fn format(text: &str) -> Result<Format, String> {
     match text {
-        "belljar" => Ok(Format::Belljar),
+        "bellglass" => Ok(Format::Bellglass),
         "openai" => Ok(Format::Openai),
         "anthropic" => Ok(Format::Anthropic),
         "mcp" => Ok(Format::Mcp),
-        _ => Err("use belljar, openai, anthropic or mcp".into()),
+        _ => Err("use bellglass, openai, anthropic or mcp".into()),
     }
 }

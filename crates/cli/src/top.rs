@@ -1,4 +1,4 @@
-//! `belljar top`: what the sandboxes use, live.
+//! `bellglass top`: what the sandboxes use, live.
 
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
@@ -20,16 +20,16 @@ const ROWS_LIVE: usize = 20;
 /// To the first line and column, and everything from there on empty: a terminal's own words.
 const HOME: &str = "\u{1b}[H\u{1b}[J";
 
-/// How to show it.
+/// Arguments of `bellglass top`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar top\n  belljar top --once\n  belljar top --json | jq '.[] | .cpu_percent'"
+    after_help = "Examples:\n  bellglass top\n  bellglass top --once\n  bellglass top --json | jq '.[] | .cpu_percent'"
 )]
 pub struct Arguments {
-    /// Looks once and writes one table, as it does when nobody sits at a terminal.
+    /// Measure once and print one table. This is the default if standard output is not a terminal.
     #[arg(long)]
     once: bool,
-    /// Looks once and writes JSON.
+    /// Measure once and print JSON.
     #[arg(long)]
     json: bool,
 }

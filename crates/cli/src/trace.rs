@@ -1,4 +1,4 @@
-//! `belljar trace`: where the time went, step by step.
+//! `bellglass trace`: where the time went, step by step.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -19,19 +19,20 @@ const TIME_MIN: usize = 7;
 /// Below this, bars say nothing.
 const BAR_MIN: usize = 8;
 
-/// What to look at.
+/// Arguments of `bellglass trace`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  belljar trace build\n  belljar trace build --exec e4x1\n  \
-    belljar trace build --json | jq '.[0].steps[] | select(.took_us > 10000) | .name'\n\n\
-    The server keeps the last requests in memory: the create of a sandbox, its execs, its stop.")]
+#[command(after_help = "Examples:\n  bellglass trace build\n  bellglass trace build --exec e4x1\n  \
+    bellglass trace build --json | jq '.[0].steps[] | select(.took_us > 10000) | .name'\n\n\
+    The server keeps traces of recent requests in memory: requests that create a sandbox, start an exec\n\
+    or stop a sandbox.")]
 pub struct Arguments {
-    /// The sandbox, by its id or its name; by its id also after its end.
+    /// Sandbox, by id or name. A sandbox that has ended can be given only by id.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// Only what belongs to this exec.
+    /// Id of the exec to show. If omitted, all requests to the sandbox are shown.
     #[arg(long, value_name = "EXEC")]
     exec: Option<ExecId>,
-    /// Writes JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -43,7 +44,9 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     if arguments.json {
         show::json(&traces)?;
     } else if traces.is_empty() {
-        show::note("nothing of it is remembered: the server was restarted since, or had too much else to do");
+        show::note(
+            "the server has no matching traces in memory: it was restarted, or traces of newer requests have replaced the matching traces",
+        );
     } else {
         let shown = traces.iter().map(|trace| text(trace, &list::age(trace.at_ms), columns()));
         show::text(&shown.collect::<Vec<_>>().join("\n"))?;
@@ -61,7 +64,7 @@ fn text(trace: &Trace, age: &str, columns: usize) -> String {
     let rows: Vec<(String, String, &Step)> = in_order(&trace.steps)
         .into_iter()
         .map(|(depth, step)| {
-            (name(step, depth), step.took_us.map_or_else(|| "goes on".to_owned(), millis), step)
+            (name(step, depth), step.took_us.map_or_else(|| "running".to_owned(), millis), step)
         })
         .collect();
     let wide = rows.iter().map(|(name, ..)| name.chars().count()).max().unwrap_or(0);
@@ -73,7 +76,7 @@ fn text(trace: &Trace, age: &str, columns: usize) -> String {
         let _ = writeln!(text, "{}", line.trim_end());
     }
     if trace.left_out > 0 {
-        let _ = writeln!(text, "and {} more, which were not kept", trace.left_out);
+        let _ = writeln!(text, "and {} more steps that were not recorded", trace.left_out);
     }
     text
 }
@@ -184,6 +187,6 @@ mod tests {
     fn a_step_that_goes_on_reaches_to_the_end() {
         let open = Step { took_us: None, ..step("end", Some(0), 500, 0) };
         let shown = text(&trace(vec![step("exec", None, 0, 1000), open]), "1 s", 36);
-        assert!(shown.contains("goes on") && shown.ends_with("█\n"), "{shown}");
+        assert!(shown.contains("running") && shown.ends_with("█\n"), "{shown}");
     }
 }

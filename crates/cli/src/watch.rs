@@ -1,4 +1,4 @@
-//! `belljar watch`: what happens to files of a sandbox, as it happens.
+//! `bellglass watch`: what happens to files of a sandbox, as it happens.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -10,22 +10,22 @@ use crate::connect::{Connection, explain};
 use crate::show::Heard;
 use crate::{ls, show};
 
-/// What to watch.
+/// Arguments of `bellglass watch`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  belljar watch build\n  belljar watch --deep --json build src | jq -r .path"
+    after_help = "Examples:\n  bellglass watch build\n  bellglass watch --deep --json build src | jq -r .path"
 )]
 pub struct Arguments {
-    /// The sandbox, by its id or its name.
+    /// Sandbox, by id or name.
     #[arg(value_name = "SANDBOX")]
     sandbox: SandboxId,
-    /// The directory or file; /workspace, if none is given.
+    /// Directory or file, relative to /workspace.
     #[arg(value_name = "PATH", default_value = ".")]
     path: OsString,
-    /// Watches the directories below it, too.
+    /// Also watch the directories below PATH.
     #[arg(long)]
     deep: bool,
-    /// Writes one JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
 }
@@ -35,7 +35,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
     let files = connection.client()?.files(&arguments.sandbox);
     let mut watch = files.watch(&ls::path(&arguments.path)?, arguments.deep);
     watch.begin().await.map_err(|error| explain(&error))?;
-    show::note("watching; what happens from now on is told");
+    show::note("watching for changes");
     loop {
         let event = watch.next().await.map_err(|error| explain(&error))?;
         let text = if arguments.json { show::json_text(&event)? } else { words(&event) };
@@ -50,7 +50,7 @@ fn words(event: &FileEvent) -> String {
         Change::Created => "created",
         Change::Modified => "modified",
         Change::Removed => "removed",
-        Change::Overflow => return "more happened than was kept; look again with: belljar ls".into(),
+        Change::Overflow => return "some changes were missed; list the files with: bellglass ls".into(),
     };
     format!("{what} {}", show::escape(event.path.as_deref().unwrap_or_default()))
 }

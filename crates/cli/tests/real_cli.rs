@@ -17,19 +17,19 @@ use std::sync::Once;
 use std::time::{Duration, Instant};
 
 /// Where the template is kept between runs.
-const DATA: &str = "/var/tmp/belljar-test";
+const DATA: &str = "/var/tmp/bellglass-test";
 
 /// Whether these tests may start sandboxes; the first time, makes what they start from.
 fn real() -> bool {
     static TEMPLATE: Once = Once::new();
-    if std::env::var_os("BELLJAR_REAL").is_none() {
+    if std::env::var_os("BELLGLASS_REAL").is_none() {
         eprintln!("skipped: needs root and real runtimes; run it with `just real`");
         return false;
     }
     TEMPLATE.call_once(|| {
-        let listed = belljar(&["template", "list", "--json"]);
+        let listed = bellglass(&["template", "list", "--json"]);
         if !text(&listed.stdout).contains("\"base\"") {
-            let built = belljar(&["template", "build", "base"]);
+            let built = bellglass(&["template", "build", "base"]);
             assert!(built.status.success(), "{}", text(&built.stderr));
         }
     });
@@ -37,12 +37,12 @@ fn real() -> bool {
 }
 
 fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_belljar"));
-    command.args(arguments).env("BELLJAR_DATA", DATA).stdin(Stdio::null());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bellglass"));
+    command.args(arguments).env("BELLGLASS_DATA", DATA).stdin(Stdio::null());
     command
 }
 
-fn belljar(arguments: &[&str]) -> Output {
+fn bellglass(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
@@ -52,7 +52,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Runs in a sandbox; what it printed and exited with.
 fn run(arguments: &[&str]) -> (String, String, Option<i32>) {
-    let output = belljar(&[&["run"], arguments].concat());
+    let output = bellglass(&[&["run"], arguments].concat());
     (text(&output.stdout), text(&output.stderr), output.status.code())
 }
 
@@ -80,11 +80,11 @@ fn what_an_exit_code_cannot_say_is_said_on_standard_error() {
         return;
     }
     let (_, stderr, code) = run(&["--", "sh", "-c", "kill -9 $$"]);
-    assert_eq!((stderr.as_str(), code), ("belljar: signal 9 ended the command\n", Some(137)));
+    assert_eq!((stderr.as_str(), code), ("bellglass: signal 9 killed the command\n", Some(137)));
     let (_, stderr, code) = run(&["--timeout", "300ms", "--", "sleep", "9"]);
     assert!(stderr.contains("timeout"), "{stderr}");
     assert_eq!(code, Some(124));
-    // A2.05: exit code 137 and a line that names the limit.
+    // Requirement A2.05: exit code 137 and a line that names the limit.
     let (_, stderr, code) = run(&["--memory", "64M", "--", "python3", "-c", "b = bytearray(200 << 20)"]);
     assert!(stderr.contains("memory limit of 64 MiB") && stderr.contains("oom"), "{stderr}");
     assert_eq!(code, Some(137));
@@ -114,7 +114,7 @@ fn standard_input_is_passed_on_when_asked_for() {
     assert!(began.elapsed() < Duration::from_secs(5));
 }
 
-/// Scenario 32, scenario 16 of the pains: errors that say what to do.
+/// An invalid option or limit fails with an error that says how to fix it.
 #[test]
 fn a_wrong_request_is_refused_with_its_fix_and_nothing_runs() {
     if !real() {
@@ -153,7 +153,7 @@ fn an_interrupt_cancels_the_command_and_removes_the_sandbox() {
     assert_eq!(sandboxes(), 0);
 }
 
-/// Scenario 36 for one machine: a killed command is tidied by the next one.
+/// The sandbox of a killed command is removed by the next command.
 #[test]
 fn a_killed_command_is_removed_by_the_next() {
     if !real() {
@@ -167,7 +167,7 @@ fn a_killed_command_is_removed_by_the_next() {
     assert_eq!(sandboxes(), 1);
     let (stdout, stderr, _) = run(&["--", "echo", "next"]);
     assert_eq!(stdout, "next\n");
-    assert!(stderr.contains("removed what a killed command left behind"), "{stderr}");
+    assert!(stderr.contains("removed sandboxes left behind by a killed command"), "{stderr}");
     assert_eq!(sandboxes(), 0);
 }
 
@@ -175,18 +175,18 @@ fn kill(child: &Child, signal: &str) {
     assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
-/// Scenario 7 of the pains: doctor runs a real sandbox, and says what is missing and how to mend it.
+/// `doctor` runs a real sandbox and exits with 0 if that works.
 #[test]
 fn doctor_proves_what_works_and_names_what_is_missing() {
     if !real() {
         return;
     }
-    let output = belljar(&["doctor", "--json"]);
+    let output = bellglass(&["doctor", "--json"]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((output.status.code(), &report["works"]), (Some(0), &serde_json::json!(true)));
 }
 
-/// Scenario 88: in a mount namespace of its own, the runtimes are not there.
+/// In a mount namespace where the runtimes are hidden, `doctor` fails and names the package to install.
 #[test]
 fn doctor_fails_where_nothing_works_and_says_what_to_install() {
     if !real() {
@@ -195,13 +195,13 @@ fn doctor_fails_where_nothing_works_and_says_what_to_install() {
     let hide = "for name in runc runsc youki; do path=$(command -v $name) && mount --bind /dev/null \"$path\"; done; \
                 exec \"$0\" doctor";
     let output = Command::new("unshare")
-        .args(["--mount", "sh", "-c", hide, env!("CARGO_BIN_EXE_belljar")])
-        .env("BELLJAR_DATA", DATA)
+        .args(["--mount", "sh", "-c", hide, env!("CARGO_BIN_EXE_bellglass")])
+        .env("BELLGLASS_DATA", DATA)
         .output()
         .unwrap();
     let shown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{shown}");
-    assert!(shown.contains("apt-get install runc") && shown.contains("runs no sandboxes"), "{shown}");
+    assert!(shown.contains("apt-get install runc") && shown.contains("cannot run sandboxes"), "{shown}");
 }
 
 #[test]
@@ -209,9 +209,9 @@ fn templates_are_listed_and_unknown_ones_are_not_removed() {
     if !real() {
         return;
     }
-    let listed = belljar(&["template", "list"]);
+    let listed = bellglass(&["template", "list"]);
     assert!(text(&listed.stdout).lines().any(|line| line.starts_with("base")), "{}", text(&listed.stdout));
-    let removed = belljar(&["template", "remove", "nosuch"]);
+    let removed = bellglass(&["template", "remove", "nosuch"]);
     assert_eq!(removed.status.code(), Some(125));
 }
 
@@ -220,10 +220,10 @@ fn a_data_directory_nobody_can_walk_to_is_named_with_its_fix() {
     if !real() {
         return;
     }
-    let closed = std::env::temp_dir().join(format!("belljar-closed-{}", std::process::id()));
+    let closed = std::env::temp_dir().join(format!("bellglass-closed-{}", std::process::id()));
     std::fs::create_dir(&closed).unwrap();
     std::fs::set_permissions(&closed, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-    let output = command(&["doctor"]).env("BELLJAR_DATA", closed.join("data")).output().unwrap();
+    let output = command(&["doctor"]).env("BELLGLASS_DATA", closed.join("data")).output().unwrap();
     std::fs::remove_dir_all(&closed).unwrap();
     assert_eq!(output.status.code(), Some(125));
     assert!(text(&output.stderr).contains("chmod o+x"), "{}", text(&output.stderr));

@@ -42,11 +42,11 @@ impl Server {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = bare(arguments);
-        command.env("BELLJAR_SERVER", &self.url).env("BELLJAR_KEY", "secret");
+        command.env("BELLGLASS_SERVER", &self.url).env("BELLGLASS_API_KEY", "secret");
         command
     }
 
-    fn belljar(&self, arguments: &[&str]) -> (String, String, Option<i32>) {
+    fn bellglass(&self, arguments: &[&str]) -> (String, String, Option<i32>) {
         said(&self.command(arguments).output().unwrap())
     }
 }
@@ -85,8 +85,12 @@ fn serve(mut stream: TcpStream, seen: &Mutex<Vec<String>>, answer: &(dyn Fn(&str
 }
 
 fn bare(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_belljar"));
-    command.args(arguments).stdin(Stdio::null()).env_remove("BELLJAR_SERVER").env_remove("BELLJAR_KEY");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bellglass"));
+    command
+        .args(arguments)
+        .stdin(Stdio::null())
+        .env_remove("BELLGLASS_SERVER")
+        .env_remove("BELLGLASS_API_KEY");
     command
 }
 
@@ -151,9 +155,9 @@ fn a_command_that_needs_a_server_says_exactly_what_to_set() {
     let output = bare(&["list"]).output().unwrap();
     let (stdout, stderr, code) = said(&output);
     assert_eq!((stdout.as_str(), code), ("", Some(125)));
-    assert!(stderr.contains("BELLJAR_SERVER") && stderr.contains("BELLJAR_KEY"), "{stderr}");
+    assert!(stderr.contains("BELLGLASS_SERVER") && stderr.contains("BELLGLASS_API_KEY"), "{stderr}");
     let output = bare(&["--server", "http://127.0.0.1:1", "list"]).output().unwrap();
-    assert!(said(&output).1.contains("Set BELLJAR_KEY"), "{output:?}");
+    assert!(said(&output).1.contains("Set BELLGLASS_API_KEY"), "{output:?}");
 }
 
 #[test]
@@ -161,10 +165,10 @@ fn a_server_that_is_not_there_is_named_with_what_to_do() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://{free}");
     let mut command = bare(&["--server", &url, "--server-wait", "50ms", "list"]);
-    let (_, stderr, code) = said(&command.env("BELLJAR_KEY", "secret").output().unwrap());
+    let (_, stderr, code) = said(&command.env("BELLGLASS_API_KEY", "secret").output().unwrap());
     assert_eq!(code, Some(125));
     assert!(
-        stderr.contains(&url) && stderr.contains("refused") && stderr.contains("belljar serve"),
+        stderr.contains(&url) && stderr.contains("refused") && stderr.contains("bellglass serve"),
         "{stderr}"
     );
     assert!(stderr.contains("ran: no"), "{stderr}");
@@ -190,7 +194,7 @@ fn exec_streams_and_exits_with_the_commands_own_code() {
     assert_eq!(output.status.code(), Some(7));
     let asked = server.seen()[0].clone();
     assert!(asked.contains(r#""env":{"A":"1"}"#) && asked.contains(r#""output":"block""#), "{asked}");
-    let (stdout, _, code) = server.belljar(&["exec", "--json", "s1", "--", "x"]);
+    let (stdout, _, code) = server.bellglass(&["exec", "--json", "s1", "--", "x"]);
     let report: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((report["stdout"].as_str(), code), (Some("hi\n"), Some(7)));
 }
@@ -227,9 +231,9 @@ fn code_shows_its_values_saves_its_figures_and_exits_with_its_own_code() {
     assert_eq!((stdout.as_str(), code), ("hi\n42\n", Some(3)));
     assert_eq!(
         stderr,
-        "belljar: installed opencv\\u{1b}\nbelljar: saved figure_1.png (3 B)\nbelljar: saved figure_1-2.png (3 B)\n\
-         belljar: shown, and not text: text/html\n\
-         belljar: the context has lost its variables; the next cell begins without\n"
+        "bellglass: installed opencv\\u{1b}\nbellglass: saved figure_1.png (3 B)\nbellglass: saved figure_1-2.png (3 B)\n\
+         bellglass: the cell displayed a value that has no text representation: text/html\n\
+         bellglass: the context lost its variables; the next cell starts without them\n"
     );
     assert_eq!(std::fs::read(place.path().join("figure_1-2.png")).unwrap(), b"abc");
     let asked = server.seen()[0].clone();
@@ -237,7 +241,7 @@ fn code_shows_its_values_saves_its_figures_and_exits_with_its_own_code() {
         asked.contains(r#""source":"x = 1""#) && asked.contains(r#""requirements":["numpy"]"#),
         "{asked}"
     );
-    let (stdout, _, code) = server.belljar(&["python", "s1", "--json", "--context", "c1", "-c", "x"]);
+    let (stdout, _, code) = server.bellglass(&["python", "s1", "--json", "--context", "c1", "-c", "x"]);
     let report: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((report["results"].as_array().map(Vec::len), code), (Some(5), Some(3)));
     assert!(server.seen()[1].contains(r#""context":"c1""#));
@@ -265,7 +269,7 @@ fn code_comes_from_a_file_or_from_standard_input() {
     }
     let seen = server.seen();
     assert!(seen[0].contains("from_file = 1") && seen[1].contains("from_pipe = 1"), "{seen:?}");
-    let (_, stderr, code) = server.belljar(&["python", "s1", "/nowhere.py"]);
+    let (_, stderr, code) = server.bellglass(&["python", "s1", "/nowhere.py"]);
     assert!(code == Some(125) && stderr.contains("/nowhere.py"), "{stderr}");
 }
 
@@ -288,20 +292,20 @@ fn contexts_are_listed_looked_into_and_ended() {
         }
         other => panic!("nobody asks for {other:?}"),
     });
-    assert_eq!(server.belljar(&["context", "create", "s1"]).0, "c1\n");
-    let (stdout, _, code) = server.belljar(&["context", "list", "s1"]);
+    assert_eq!(server.bellglass(&["context", "create", "s1"]).0, "c1\n");
+    let (stdout, _, code) = server.bellglass(&["context", "list", "s1"]);
     assert!(code == Some(0) && stdout.contains("lost (oom)") && stdout.contains("/workspace"), "{stdout}");
-    let (stdout, ..) = server.belljar(&["context", "variables", "s1", "c1"]);
+    let (stdout, ..) = server.bellglass(&["context", "variables", "s1", "c1"]);
     assert!(stdout.contains("2 x 3") && stdout.contains("48 B") && !stdout.contains('\u{1b}'), "{stdout}");
     for act in ["restart", "interrupt", "remove"] {
-        assert_eq!(server.belljar(&["context", act, "s1", "c1"]).2, Some(0), "{act}");
+        assert_eq!(server.bellglass(&["context", act, "s1", "c1"]).2, Some(0), "{act}");
     }
 }
 
 #[test]
 fn run_makes_a_sandbox_on_the_server_and_stops_it() {
     let server = Server::start(honest);
-    let (stdout, _, code) = server.belljar(&["run", "--memory", "64M", "--", "x"]);
+    let (stdout, _, code) = server.bellglass(&["run", "--memory", "64M", "--", "x"]);
     assert_eq!((stdout.as_str(), code), ("hi\n", Some(7)));
     let seen: Vec<_> =
         server.seen().iter().map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect();
@@ -312,9 +316,9 @@ fn run_makes_a_sandbox_on_the_server_and_stops_it() {
 #[test]
 fn attach_and_logs_read_what_was_written() {
     let server = Server::start(honest);
-    let (stdout, _, code) = server.belljar(&["attach", "s1", "e1"]);
+    let (stdout, _, code) = server.bellglass(&["attach", "s1", "e1"]);
     assert_eq!((stdout.as_str(), code), ("hi\n", Some(7)));
-    let (stdout, _, code) = server.belljar(&["logs", "s1", "e1"]);
+    let (stdout, _, code) = server.bellglass(&["logs", "s1", "e1"]);
     assert_eq!((stdout.as_str(), code), ("hi\n", Some(0)));
     assert!(server.seen().last().unwrap().ends_with("follow=false"));
 }
@@ -324,11 +328,11 @@ fn attach_and_logs_read_what_was_written() {
 fn what_a_sandbox_says_of_itself_is_shown_not_obeyed() {
     let server = Server::start(honest);
     for arguments in [&["list"][..], &["logs", "s1"], &["top"]] {
-        let (stdout, stderr, code) = server.belljar(arguments);
+        let (stdout, stderr, code) = server.bellglass(arguments);
         assert_eq!(code, Some(0), "{stderr}");
         assert!(!stdout.contains('\u{1b}') && stdout.contains("1"), "{stdout}");
     }
-    assert!(server.belljar(&["list"]).0.contains("note=\\u{1b}[2Jx"));
+    assert!(server.bellglass(&["list"]).0.contains("note=\\u{1b}[2Jx"));
 }
 
 #[test]
@@ -362,7 +366,7 @@ fn an_interrupt_cancels_an_exec_and_leaves_an_attached_one_alone() {
         }
         let (_, stderr, code) = said(&child.wait_with_output().unwrap());
         assert_eq!(code, Some(if cancels { 125 } else { 130 }), "{stderr}");
-        assert!(stderr.contains("belljar attach s1 e1"), "{stderr}");
+        assert!(stderr.contains("bellglass attach s1 e1"), "{stderr}");
         assert_eq!(server.seen().iter().any(|line| line.starts_with("DELETE")), cancels);
     }
 }
@@ -434,12 +438,21 @@ fn stopping_several_goes_on_after_one_that_is_not_there() {
         }
         _ => honest(line),
     });
-    let (_, stderr, code) = server.belljar(&["stop", "s1", "s2"]);
+    let (_, stderr, code) = server.bellglass(&["stop", "s1", "s2"]);
     assert_eq!(code, Some(125));
     assert!(
         stderr.contains("there is no sandbox s1") && stderr.contains("s2 is ended (stopped)"),
         "{stderr}"
     );
+}
+
+#[test]
+fn every_form_of_help_groups_the_commands_by_task() {
+    for form in ["-h", "--help", "help"] {
+        let (help, _, code) = said(&bare(&[form]).output().unwrap());
+        assert!(code == Some(0) && help.contains("\nRun code:\n  run "), "{form}: {help}");
+        assert!(help.contains("\nOperate:\n  serve ") && !help.contains("\nCommands:\n"), "{form}: {help}");
+    }
 }
 
 #[test]
@@ -449,7 +462,7 @@ fn shells_and_man_learn_every_command() {
     let directory = tempfile::tempdir().unwrap();
     let output = bare(&["man", directory.path().to_str().unwrap()]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    for page in ["belljar.1", "belljar-exec.1", "belljar-key-create.1"] {
+    for page in ["bellglass.1", "bellglass-exec.1", "bellglass-key-create.1"] {
         assert!(directory.path().join(page).exists(), "{page}");
     }
 }

@@ -1,6 +1,6 @@
 //! What a key of the role `admin` may do, and what needs no key: projects, keys, the node, the server's health.
 
-use api::account::{CreateKey, Key, NewKey, Project, PutProject};
+use api::account::{CreateKey, Key, NewKey, Project, PutProject, RotateKey};
 use api::limits;
 use api::server::{Drain, Health, NodeStatus};
 use reqwest::Method;
@@ -43,6 +43,15 @@ impl Client {
         self.link.call(&Ask::new(Method::POST, "/v1/keys").json(request)?).await
     }
 
+    /// Makes a new key in place of another, which still works for the overlap.
+    ///
+    /// # Errors
+    /// There is no such key, or the key's role does not allow it.
+    pub async fn rotate_key(&self, id: &str, request: RotateKey) -> Result<NewKey, Error> {
+        let path = format!("/v1/keys/{}/rotate", escape(id));
+        self.link.call(&Ask::new(Method::POST, path).json(&request)?).await
+    }
+
     /// Makes a key worthless. Can be repeated.
     ///
     /// # Errors
@@ -78,6 +87,6 @@ impl Client {
         let body =
             self.link.body(&ask, response, limits::BODY_BYTES_MAX).await.map_err(|failure| failure.error)?;
         serde_json::from_slice(&body)
-            .map_err(|error| self.link.protocol(format!("{status} to /healthz that is no health: {error}")))
+            .map_err(|error| self.link.protocol(format!("malformed response {status} to /healthz: {error}")))
     }
 }

@@ -127,7 +127,9 @@ impl Client {
         let sent: Dataset =
             sending.send(from, &mut |bytes| hasher.update(bytes)).await.map_err(|failure| failure.error)?;
         if sent.sha256 != hex(&hasher.finalize().into()) {
-            return Err(self.link.protocol(format!("dataset {name} arrived as something else")));
+            return Err(self
+                .link
+                .protocol(format!("the hash of dataset {name} does not match the data sent")));
         }
         Ok(sent)
     }
@@ -166,20 +168,22 @@ impl Client {
                 Ok(Ok(Some(bytes))) => bytes,
                 Ok(Ok(None)) => break,
                 Ok(Err(error)) => return Err(self.link.cut(crate::link::root_cause(&error))),
-                Err(_) => return Err(self.link.cut(format!("nothing came for {silence:?}"))),
+                Err(_) => return Err(self.link.cut(format!("received no data for {silence:?}"))),
             };
             let fits = left.checked_sub(bytes.len() as u64);
-            left =
-                fits.ok_or_else(|| fatal(self.link.protocol("more bytes than the artifact has".into())))?;
+            left = fits.ok_or_else(|| {
+                fatal(self.link.protocol("received more bytes than the size of the artifact".into()))
+            })?;
             hasher.update(&bytes);
             into.write_all(&bytes).await.map_err(|error| {
                 fatal(Error::Local { act: "write an artifact".into(), why: error.to_string() })
             })?;
         }
         if hex(&hasher.finalize().into()) != item.sha256 {
-            return Err(fatal(
-                self.link.protocol(format!("artifact {} arrived as something else", item.number)),
-            ));
+            return Err(fatal(self.link.protocol(format!(
+                "the hash of artifact {} does not match the data received",
+                item.number
+            ))));
         }
         into.flush()
             .await

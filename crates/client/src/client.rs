@@ -80,7 +80,7 @@ impl Client {
     /// # Errors
     /// The request is wrong, there is no room, or the start failed: then nothing is left of it.
     pub async fn create(&self, request: &CreateSandbox) -> Result<Sandbox, Error> {
-        request.check().map_err(Error::Refused)?;
+        request.check_asked().map_err(Error::Refused)?;
         self.link.call(&Ask::new(Method::POST, "/v1/sandboxes").json(request)?.once()?).await
     }
 
@@ -161,7 +161,7 @@ impl Client {
             let Some(cursor) = page.next else { return Ok(items) };
             path = format!("{first}&cursor={}", escape(&cursor));
         }
-        Err(self.link.protocol(format!("a list of more than {PAGES_MAX} pages")))
+        Err(self.link.protocol(format!("a list has more than {PAGES_MAX} pages")))
     }
 }
 
@@ -195,7 +195,7 @@ mod tests {
         }
         assert!(matches!(Client::new("http://a", "new\nline"), Err(Error::Configuration { .. })));
         assert_eq!(Client::new("http://a:1/", "s").unwrap().url(), "http://a:1");
-        assert_eq!(Client::new("https://a/belljar/", "s").unwrap().url(), "https://a/belljar");
+        assert_eq!(Client::new("https://a/bellglass/", "s").unwrap().url(), "https://a/bellglass");
     }
 
     #[test]

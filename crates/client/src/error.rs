@@ -10,7 +10,7 @@ pub enum Error {
     #[error("{}", .0.message)]
     Refused(api::Error),
     /// No answer came, however often it was asked for.
-    #[error("the server at {url} does not answer: {why}")]
+    #[error("the server at {url} does not respond: {why}")]
     Unreachable {
         /// The server.
         url: String,
@@ -28,7 +28,7 @@ pub enum Error {
         why: String,
     },
     /// The server said something that the protocol does not allow.
-    #[error("the server at {url} broke the protocol: {what}")]
+    #[error("the server at {url} violated the protocol: {what}")]
     Protocol {
         /// The server.
         url: String,
@@ -62,24 +62,24 @@ impl Error {
             Self::Unreachable { url, ran, .. } => {
                 let retry = if *ran == Ran::No { Retry::Safe } else { Retry::Unknown };
                 let fix = format!(
-                    "See that the server runs, that {url} is its address and that nothing is in between."
+                    "Check that the server is running, that {url} is its address and that no firewall or proxy blocks the connection."
                 );
                 (ErrorCode::Platform, Layer::Platform, *ran, retry, fix)
             }
             Self::Distrusted { .. } => {
-                let fix = "Trust the authority that signed its certificate, or give it one of an authority that is trusted.";
+                let fix = "Trust the CA that signed the certificate of the server, or give the server a certificate from a trusted CA.";
                 (ErrorCode::Platform, Layer::Platform, Ran::No, Retry::Useless, fix.into())
             }
             Self::Protocol { .. } => {
-                let fix = "Use a client and a server of the same version, and nothing between them that changes bytes.";
+                let fix = "Use the same version of client and server, without a proxy between them that changes data.";
                 (ErrorCode::Protocol, Layer::Platform, Ran::Unknown, Retry::Unknown, fix.into())
             }
             Self::Local { .. } => {
-                let fix = "See that the file is there, that you may use it and that its disk has room.";
+                let fix = "Check that the file exists, that you have permission to use it and that its disk has free space.";
                 (ErrorCode::InvalidRequest, Layer::UserCode, Ran::No, Retry::Useless, fix.into())
             }
             Self::Configuration { what, .. } => {
-                let fix = format!("Correct it: {what}.");
+                let fix = format!("Correct {what}.");
                 (ErrorCode::InvalidRequest, Layer::UserCode, Ran::No, Retry::Useless, fix)
             }
         };

@@ -233,7 +233,12 @@ impl Exec {
                 // Of results there are no bytes.
                 Some(Event::Data { stream: Stream::Results, .. } | Event::Gap { .. }) => {}
                 Some(Event::End(end)) => return Ok(Collected { stdout, stderr, results, end }),
-                None => return Err(self.client.link.protocol("the output ended without an end".into())),
+                None => {
+                    return Err(self
+                        .client
+                        .link
+                        .protocol("the output stream closed without an end event".into()));
+                }
             }
             let [.., shown] = self.position;
             if shown.max(stdout.len().max(stderr.len()) as u64) > COLLECTED_BYTES_MAX {
@@ -257,7 +262,7 @@ impl Exec {
         self.ended = quiet && self.caught_up;
         self.caught_up = quiet;
         match line {
-            OutputLine::Started { .. } => Err(self.lie("the exec was said to be started once more".into())),
+            OutputLine::Started { .. } => Err(self.lie("received a second `started` event".into())),
             OutputLine::Heartbeat => {
                 // Nothing happens: perhaps because the process waits for us.
                 if let Some(taking) = &mut self.taking {
@@ -267,13 +272,15 @@ impl Exec {
                 Ok(None)
             }
             OutputLine::Data { stream: Stream::Results, .. } => {
-                Err(self.lie("bytes of results, which are lines".into()))
+                Err(self.lie("received raw bytes in the stream of results".into()))
             }
             OutputLine::Result { offset, next, line } => {
                 let at = self.at(Stream::Results);
                 let was = *at;
                 if offset != was || next <= offset {
-                    return Err(self.lie(format!("a result from {offset} to {next} came at {was}")));
+                    return Err(self.lie(format!(
+                        "received a result from {offset} to {next}, but expected offset {was}"
+                    )));
                 }
                 *at = next;
                 Ok(Some(Event::Result { offset, next, line }))
@@ -282,7 +289,9 @@ impl Exec {
                 let bytes = self.bytes(text, base64)?;
                 let at = *self.at(stream);
                 if offset != at {
-                    return Err(self.lie(format!("bytes of offset {offset} came at {at}")));
+                    return Err(
+                        self.lie(format!("received data with offset {offset}, but expected offset {at}"))
+                    );
                 }
                 *self.at(stream) = at + bytes.len() as u64;
                 Ok(Some(Event::Data { stream, offset, bytes }))
@@ -290,7 +299,9 @@ impl Exec {
             OutputLine::Gap { stream, from, to } => {
                 let at = *self.at(stream);
                 if from != at || to <= from {
-                    return Err(self.lie(format!("a gap from {from} to {to} came at {at}")));
+                    return Err(
+                        self.lie(format!("received a gap from {from} to {to}, but expected offset {at}"))
+                    );
                 }
                 *self.at(stream) = to;
                 Ok(Some(Event::Gap { stream, from, to }))
@@ -299,9 +310,9 @@ impl Exec {
                 let said = [end.stdout_bytes, end.stderr_bytes, end.results_bytes];
                 if said != self.position {
                     let came = self.position;
-                    return Err(
-                        self.lie(format!("the end says {said:?} bytes of each stream, {came:?} came"))
-                    );
+                    return Err(self.lie(format!(
+                        "the end event reports {said:?} bytes per stream, but {came:?} bytes were received"
+                    )));
                 }
                 self.ended = true;
                 self.lines = None;
@@ -318,7 +329,7 @@ impl Exec {
                 BASE64_STANDARD.decode(base64).map(Bytes::from).map_err(|error| self.lie(error.to_string()))
             }
             (Some(_), Some(_)) | (None, None) => {
-                Err(self.lie("data that is not either text or base64".into()))
+                Err(self.lie("received output data that has both or neither of `text` and `base64`".into()))
             }
         }
     }
@@ -378,6 +389,8 @@ fn too_large(id: &ExecId) -> api::Error {
         layer: Layer::UserCode,
         ran: Ran::Yes,
         retry: Retry::Useless,
-        fix: "Read it piece by piece, or have the middle dropped with the output mode `keep`.".into(),
+        fix:
+            "Read the output in chunks, or use the output mode `keep`, which drops the middle of the output."
+                .into(),
     }
 }

@@ -138,7 +138,7 @@ impl Client {
                     | OutputLine::End { .. },
                 ) => {
                     return Err(fatal(
-                        self.link.protocol("output of an exec that was not said to be started".into()),
+                        self.link.protocol("received output before the `started` event".into()),
                     ));
                 }
                 Err(Broken::Cut(why)) => return Err(self.link.cut(why)),

@@ -83,7 +83,7 @@ impl Files {
                 return Ok(items);
             }
         }
-        Err(self.client.link.protocol(format!("a listing of more than {PAGES_MAX} pages")))
+        Err(self.client.link.protocol(format!("a listing has more than {PAGES_MAX} pages")))
     }
 
     /// One page of that: the first, or the one after another, whose `next` is the cursor.
@@ -162,7 +162,10 @@ impl Files {
             .await
             .map_err(|failure| failure.error)?;
         if sent.hash != finished(&hasher) {
-            return Err(self.client.link.protocol(format!("{} arrived as something else", path.text())));
+            return Err(self
+                .client
+                .link
+                .protocol(format!("the hash of {} does not match the data sent", path.text())));
         }
         Ok(sent)
     }
@@ -251,10 +254,10 @@ pub(crate) fn hex(hash: &[u8; 32]) -> String {
 fn too_large(info: &FileInfo, most: u64) -> api::Error {
     api::Error {
         code: api::ErrorCode::TooLarge,
-        message: format!("{:?} has {} bytes, more than {most}", info.path, info.size_bytes),
+        message: format!("{:?} has {} bytes, but the maximum is {most}", info.path, info.size_bytes),
         layer: api::Layer::UserCode,
         ran: api::Ran::No,
         retry: api::Retry::Useless,
-        fix: "Read it piece by piece, or download it.".into(),
+        fix: "Read the file in chunks, or download it.".into(),
     }
 }

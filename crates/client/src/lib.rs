@@ -1,4 +1,4 @@
-//! The typed client of Belljar's public API.
+//! The typed client of Bellglass's public API.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), client::Error> {

@@ -38,13 +38,13 @@ impl<T: DeserializeOwned> Lines<T> {
         loop {
             if let Some(line) = self.line()? {
                 return serde_json::from_slice(&line)
-                    .map_err(|error| Broken::Nonsense(format!("a line that is none: {error}")));
+                    .map_err(|error| Broken::Nonsense(format!("malformed line: {error}")));
             }
             match tokio::time::timeout(silence, self.response.chunk()).await {
                 Ok(Ok(Some(bytes))) => self.buffer.extend_from_slice(&bytes),
-                Ok(Ok(None)) => return Err(Broken::Cut("the answer ended before its last line".into())),
+                Ok(Ok(None)) => return Err(Broken::Cut("the response ended before its last line".into())),
                 Ok(Err(error)) => return Err(Broken::Cut(link::root_cause(&error))),
-                Err(_) => return Err(Broken::Cut(format!("nothing came for {silence:?}"))),
+                Err(_) => return Err(Broken::Cut(format!("received no data for {silence:?}"))),
             }
         }
     }
@@ -60,7 +60,7 @@ impl<T: DeserializeOwned> Lines<T> {
                 Ok(Some(line))
             }
             None if self.buffer.len() > LINE_BYTES_MAX => {
-                Err(Broken::Nonsense(format!("a line of more than {LINE_BYTES_MAX} bytes")))
+                Err(Broken::Nonsense(format!("a line has more than {LINE_BYTES_MAX} bytes")))
             }
             None => {
                 self.scanned = self.buffer.len();

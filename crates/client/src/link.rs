@@ -133,17 +133,24 @@ impl Link {
             what: format!("the server's address {url:?}"),
             why: why.into(),
         };
+        if !url.contains("://") {
+            return Err(wrong("the address does not begin with http:// or https://"));
+        }
         let parsed = Url::parse(url).map_err(|error| wrong(&error.to_string()))?;
         let encrypted = match parsed.scheme() {
             "https" => true,
             "http" => false,
-            _ => return Err(wrong("it does not begin with http:// or https://")),
+            _ => return Err(wrong("the address does not begin with http:// or https://")),
         };
         if parsed.query().is_some() || parsed.fragment().is_some() || !parsed.username().is_empty() {
-            return Err(wrong("it holds more than a host, a port and a path"));
+            return Err(wrong("only a scheme, a host, a port and a path are allowed"));
         }
         let tls = tls::config(encrypted, options.ca_file.as_deref())?;
-        let http = reqwest::Client::builder()
+        let builder = reqwest::Client::builder();
+        // Without encryption a proxy of the environment would read the key.
+        let may_use_proxy = encrypted || api::defence::is_off("N-40");
+        let builder = if may_use_proxy { builder } else { builder.no_proxy() };
+        let http = builder
             .tls_backend_preconfigured(tls)
             .default_headers(headers(secret)?)
             .http1_only()
@@ -166,7 +173,7 @@ impl Link {
             match self.try_call(ask).await {
                 Ok(body) => {
                     return serde_json::from_slice(&body).map_err(|error| {
-                        self.protocol(format!("an answer to {} that is none: {error}", ask.path))
+                        self.protocol(format!("malformed response to {}: {error}", ask.path))
                     });
                 }
                 Err(failure) => self.pause(&mut attempts, failure).await?,
@@ -209,7 +216,7 @@ impl Link {
         }
         let accepted = response.headers().get(SEC_WEBSOCKET_ACCEPT).map(HeaderValue::as_bytes);
         if accepted != Some(derive_accept_key(key.as_bytes()).as_bytes()) {
-            let error = self.protocol("it took up a WebSocket that was not asked for".into());
+            let error = self.protocol("the response to the WebSocket handshake has the wrong key".into());
             return Err(Failure { error, trouble: None, pause: None });
         }
         response.upgrade().await.map_err(|error| self.lost(&ask, &error))
@@ -263,7 +270,8 @@ impl Link {
         let reading = async {
             while let Some(bytes) = response.chunk().await.map_err(|error| self.lost(ask, &error))? {
                 if body.len() + bytes.len() > most {
-                    let error = self.protocol(format!("an answer to {} of more than {most} bytes", ask.path));
+                    let error =
+                        self.protocol(format!("the response to {} has more than {most} bytes", ask.path));
                     return Err(Failure { error, trouble: None, pause: None });
                 }
                 body.extend_from_slice(&bytes);
@@ -300,11 +308,11 @@ impl Link {
     fn foreign(&self, ask: &Ask, status: StatusCode, body: &[u8], pause: Option<Duration>) -> Failure {
         let gateway = [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
         if gateway.contains(&status) {
-            let failure = self.cut(format!("it answered {status}"));
+            let failure = self.cut(format!("it returned {status}"));
             return Failure { trouble: failure.trouble.filter(|_| ask.repeatable), pause, ..failure };
         }
         let shown: String = String::from_utf8_lossy(body).chars().take(FOREIGN_SHOWN).collect();
-        let error = self.protocol(format!("{status} to {} with {shown:?}", ask.path));
+        let error = self.protocol(format!("unexpected response {status} to {}: {shown:?}", ask.path));
         Failure { error, trouble: None, pause: None }
     }
 
@@ -320,7 +328,7 @@ impl Link {
     }
 
     fn silent(&self, ask: &Ask) -> Failure {
-        let failure = self.cut(format!("nothing came for {:?}", self.within(ask)));
+        let failure = self.cut(format!("no response for {:?}", self.within(ask)));
         Failure { trouble: failure.trouble.filter(|_| ask.repeatable), ..failure }
     }
 
@@ -339,7 +347,7 @@ fn random(what: &str) -> Result<[u8; 16], Error> {
 
 /// By which a server shows that it answers this request and no other.
 fn random_key() -> Result<HeaderValue, Error> {
-    let what = "the key of a WebSocket";
+    let what = "a WebSocket key";
     HeaderValue::from_str(&BASE64_STANDARD.encode(random(what)?))
         .map_err(|error| Error::Configuration { what: what.into(), why: error.to_string() })
 }
@@ -379,9 +387,11 @@ fn refused(status: StatusCode, error: &api::Error) -> Option<Trouble> {
 }
 
 fn headers(secret: &str) -> Result<HeaderMap, Error> {
-    let mut key = HeaderValue::from_str(&format!("Bearer {}", secret.trim())).map_err(|_| {
-        Error::Configuration { what: "the key".into(), why: "it holds characters that no key has".into() }
-    })?;
+    let mut key =
+        HeaderValue::from_str(&format!("Bearer {}", secret.trim())).map_err(|_| Error::Configuration {
+            what: "the key".into(),
+            why: "the key contains characters that are not allowed".into(),
+        })?;
     key.set_sensitive(true);
     let mut headers = HeaderMap::new();
     headers.insert(AUTHORIZATION, key);

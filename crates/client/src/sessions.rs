@@ -122,7 +122,7 @@ impl Client {
                         .and_then(|value| value.to_str().ok()?.parse().ok());
                     match self.link.body(&ask, response, limits::BODY_BYTES_MAX * 8).await {
                         Ok(body) => {
-                            let none = || self.link.protocol("an answer of a tool that is none".into());
+                            let none = || self.link.protocol("malformed response to a tool call".into());
                             let result = serde_json::from_slice(&body).map_err(|_| none())?;
                             return Ok(Called { run: run.ok_or_else(none)?, result });
                         }
@@ -192,7 +192,7 @@ impl Client {
         Events::of(self, format!("/v1/sessions/{session}/events"))
     }
 
-    /// The tools of a set in a form: `belljar`, `openai`, `anthropic` or `mcp`.
+    /// The tools of a set in a form: `bellglass`, `openai`, `anthropic` or `mcp`.
     ///
     /// # Errors
     /// There is no such form.

@@ -74,8 +74,9 @@ impl Stdin {
         };
         let expected = offset + length;
         if received < expected {
-            let what =
-                format!("standard input took {received} of {expected} bytes and said nothing of the rest");
+            let what = format!(
+                "the server accepted only {received} of {expected} bytes of standard input, but reported no error"
+            );
             return Err(client.link.protocol(what));
         }
         self.offset = expected;

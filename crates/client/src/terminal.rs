@@ -166,13 +166,13 @@ impl Terminal {
             return Err(Error::Refused(api::Error {
                 code: ErrorCode::TooLarge,
                 message: format!(
-                    "{} bytes of input wait for a program that does not read",
+                    "{} bytes of input are already queued, because the program does not read its input",
                     self.pending.len()
                 ),
                 layer: Layer::UserCode,
                 ran: Ran::Yes,
                 retry: Retry::Safe,
-                fix: "Wait until it reads, or interrupt it with a signal.".into(),
+                fix: "Wait until the program reads its input, or interrupt the program with a signal.".into(),
             }));
         }
         self.pending.extend_from_slice(bytes);
@@ -248,14 +248,14 @@ impl Terminal {
                 Ok(Some(message))
             }
             Ok(Err(why)) => Err(self.client.link.cut(why)),
-            Err(_) => Err(self.client.link.cut(format!("nothing came for {silence_max:?}"))),
+            Err(_) => Err(self.client.link.cut(format!("received no data for {silence_max:?}"))),
         }
     }
 
     /// Sends what there is to send and takes the next message.
     fn turn(&mut self, context: &mut Context<'_>) -> Poll<Result<Message, String>> {
         let Some(mut socket) = self.socket.take() else {
-            return Poll::Ready(Err("there is no connection".into()));
+            return Poll::Ready(Err("the connection is closed".into()));
         };
         let heard = self.exchange(Pin::new(&mut *socket), context);
         self.socket = Some(socket);
@@ -303,17 +303,22 @@ impl Terminal {
         match message {
             Message::Binary(whole) => {
                 let Some((offset, bytes)) = parts(whole) else {
-                    return Err(self.lie("a binary message that is shorter than its offset".into()));
+                    return Err(
+                        self.lie("received a binary message that is shorter than its offset field".into())
+                    );
                 };
                 if !self.opened || offset != self.position {
-                    return Err(self.lie(format!("bytes of offset {offset} came at {}", self.position)));
+                    return Err(self.lie(format!(
+                        "received data with offset {offset}, but expected offset {}",
+                        self.position
+                    )));
                 }
                 self.position += bytes.len() as u64;
                 Ok(Some(Seen::Output { offset, bytes: whole.slice_ref(bytes) }))
             }
             Message::Text(text) => {
                 let event = serde_json::from_str(text.as_str())
-                    .map_err(|error| self.lie(format!("a text message that is none: {error}")))?;
+                    .map_err(|error| self.lie(format!("malformed text message: {error}")))?;
                 self.hear(event)
             }
             Message::Close(_) => Err(self.client.link.cut("the server closed the connection".into())),
@@ -338,7 +343,10 @@ impl Terminal {
             }
             TerminalEvent::Gap { from, to } => {
                 if from != self.position || to <= from {
-                    return Err(self.lie(format!("a gap from {from} to {to} came at {}", self.position)));
+                    return Err(self.lie(format!(
+                        "received a gap from {from} to {to}, but expected offset {}",
+                        self.position
+                    )));
                 }
                 self.position = to;
                 Ok(Some(Seen::Gap { from, to }))
@@ -348,7 +356,10 @@ impl Terminal {
             TerminalEvent::End { end } => {
                 if end.stdout_bytes != self.position {
                     let said = end.stdout_bytes;
-                    return Err(self.lie(format!("the end says {said} bytes, {} came", self.position)));
+                    return Err(self.lie(format!(
+                        "the end event reports {said} bytes, but {} bytes were received",
+                        self.position
+                    )));
                 }
                 (self.ended, self.socket) = (true, None);
                 Ok(Some(Seen::End(end)))
@@ -361,7 +372,9 @@ impl Terminal {
     fn take_receipt(&mut self, received: u64, ours: u64) -> Result<(), Failure> {
         let before = *self.received.get_or_insert(received);
         let Some(new) = received.checked_sub(before) else {
-            return Err(self.lie(format!("{received} bytes of input were received, after {before}")));
+            return Err(
+                self.lie(format!("the number of received input bytes decreased from {before} to {received}"))
+            );
         };
         if new > ours {
             return Err(Failure { error: Error::Refused(others(&self.id)), trouble: None, pause: None });
@@ -388,10 +401,10 @@ async fn connect(client: Client, ask: Ask) -> Result<Socket, Failure> {
 fn others(id: &ExecId) -> api::Error {
     api::Error {
         code: ErrorCode::Conflict,
-        message: format!("another client types at the terminal of exec {id}"),
+        message: format!("another client is typing in the terminal of exec {id}"),
         layer: Layer::UserCode,
         ran: Ran::Yes,
         retry: Retry::Useless,
-        fix: "Let one client type at a time; others can read along at the exec's output.".into(),
+        fix: "Let only one client type at a time. Other clients can read the output of the exec.".into(),
     }
 }

@@ -15,7 +15,7 @@ use crate::error::Error;
 pub(crate) fn config(encrypted: bool, ca_file: Option<&Path>) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let system = |error: rustls::Error| Error::Configuration {
-        what: "the certificates of this machine".into(),
+        what: "the system certificates".into(),
         why: error.to_string(),
     };
     let builder = ClientConfig::builder_with_provider(provider)
@@ -38,7 +38,7 @@ fn roots(path: &Path) -> Result<RootCertStore, Error> {
         store.add(certificate).map_err(|error| wrong(error.to_string()))?;
     }
     if store.is_empty() {
-        return Err(wrong("there are none".into()));
+        return Err(wrong("the file contains no certificates".into()));
     }
     Ok(store)
 }

@@ -1,8 +1,6 @@
-//! Keys: how they are made, and how one that comes with a request is known.
+//! Accounts: how the key that a request shows is known, and what a project's requests share.
 //!
-//! A secret is 32 random bytes in lower-case hexadecimal, with or without `e2b_` in front. Its SHA-256 is kept, the secret
-//! is not: with that much entropy a slow hash would protect nothing more. Unknown, revoked, expired and malformed keys take
-//! the same work and get the same answer.
+//! Unknown, revoked, expired and malformed keys take the same work and get the same answer.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,10 +13,14 @@ use api::{Error, ErrorCode, Layer, Ran, Retry};
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultDirectRateLimiter, RateLimiter};
 use node::machine::random;
-use sha2::{Digest, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
 
 use crate::audit::hex;
+use crate::authority::Credential;
+use crate::authority::failures::Failures;
+use crate::authority::lookups::Lookups;
+use crate::authority::secret::{ApiKey, KeyHash};
 use crate::fault::{Answer, Fault};
 use crate::store::{self, Store};
 
@@ -28,18 +30,28 @@ const KNOWN_MAX: usize = 10_000;
 const WRONG_PER_MINUTE: u32 = 30;
 /// Addresses whose wrong keys are counted.
 const ADDRESSES_MAX: usize = 10_000;
-/// Bodies of one project that are held at once, in KiB: a hundred pieces of standard input that nobody reads, or eight of
-/// the largest execs. Whoever sends more is told to wait.
-const BODIES_KIB_MAX: usize = 128 << 10;
+/// Bodies of one project that are held at once, in KiB: 80 pieces of standard input that nobody reads, or five of the largest
+/// execs. With what connections hold besides, a project stays below 128 MiB (H-41).
+const BODIES_KIB_MAX: usize = 80 << 10;
 /// Open streams of one project: each may hold a megabyte of unread output here.
 pub const STREAMS_MAX: usize = 512;
+/// Answers of one project that are on their way, in KiB. Each counts with what its request holds besides.
+const ANSWERS_KIB_MAX: usize = 48 << 10;
+const ANSWER_KIB: usize = 8;
+/// Requests of one project that are under way, open streams among them. More at once would keep the store from others.
+const REQUESTS_MAX: usize = 1024;
 /// Execs of one project that are being started at once.
 const LAUNCHES_MAX: usize = 256;
 
+/// How often a key is looked up again that changed while it was looked up.
+const LOOKS_MAX: usize = 8;
+
 /// A key that was shown, and the project it acts for.
 pub struct Account {
-    /// The key.
+    /// The key; for a token, one that stands for it.
     pub key: Key,
+    /// Ends what was opened with the key when it is revoked.
+    pub revoked: CancellationToken,
     /// The project's quota.
     pub quota: Quota,
     /// What its project shares.
@@ -56,6 +68,10 @@ pub struct Share {
     launches: Arc<Semaphore>,
     /// Room for bodies, in KiB.
     bodies: Arc<Semaphore>,
+    /// Room for answers, in KiB.
+    answers: Arc<Semaphore>,
+    /// Places for requests.
+    requests: Arc<Semaphore>,
 }
 
 /// What is known of keys in memory. This process alone writes the store, so what is known here is true.
@@ -63,11 +79,21 @@ pub struct Share {
 pub struct Accounts {
     known: Mutex<Known>,
     wrong: Mutex<HashMap<IpAddr, Arc<DefaultDirectRateLimiter>>>,
+    /// What is written of wrong keys.
+    pub failures: Failures,
+    lookups: Lookups,
 }
 
 #[derive(Default)]
 struct Known {
-    accounts: HashMap<[u8; 32], Arc<Account>>,
+    /// By the hash of a key. Nothing else is ever looked up here.
+    accounts: HashMap<KeyHash, Arc<Account>>,
+    /// By project, for requests that showed a token of one of its sandboxes. No text of a request leads here.
+    acting: HashMap<(String, Credential), Arc<Account>>,
+    /// What ends the streams of a key, by its id, for as long as it is valid. Only administrators make keys.
+    ends: HashMap<String, CancellationToken>,
+    /// When keys were used that the store has not been told of yet, by id.
+    used_ms: HashMap<String, u64>,
     shares: HashMap<String, Arc<Share>>,
     /// How often keys or quotas have changed. What was read from the store before a change is not kept after it.
     changes: u64,
@@ -94,51 +120,129 @@ impl Accounts {
         from: Option<IpAddr>,
         now_ms: u64,
     ) -> Answer<Arc<Account>> {
+        // A clock that is set back revives no key.
+        let now_ms = store.now_ms(now_ms);
         let shown = secret.unwrap_or_default();
-        let hash = hash(shown.strip_prefix("e2b_").unwrap_or(shown));
-        let (known, changes) = self.look(&hash);
-        let account = match known {
-            Some(account) => Some(account),
+        let account = match ApiKey::parse(shown) {
+            Some(key) => self.by_key(store, key.hash()).await?,
+            // A request that shows nothing asks nothing of the store.
             None if secret.is_none() => None,
+            // Text that is no key costs as much as a key that is not known.
             None => {
-                store.key_by_hash(&hash).await?.map(|(key, project)| self.learn(hash, key, &project, changes))
+                self.look_for_no_key(store).await?;
+                self.without_defence(shown)
             }
         };
-        match account.filter(|account| account.key.expires_at_ms.is_none_or(|end| end > now_ms)) {
-            Some(account) => Ok(account),
+        match account {
+            Some(account) if account.works(now_ms) => {
+                locked(&self.known).used_ms.insert(account.key.id.clone(), now_ms);
+                Ok(account)
+            }
+            Some(_) => {
+                // One that has expired is known here, and is refused as late as one that is not.
+                self.look_for_no_key(store).await?;
+                Err(self.refuse(from))
+            }
             None => Err(self.refuse(from)),
         }
     }
 
-    /// The account of whoever holds what opens one sandbox of a project: a writer without a key.
+    /// Takes as long as looking up a key that is not known.
+    async fn look_for_no_key(&self, store: &Store) -> Answer<()> {
+        let _place = self.lookups.place()?;
+        store.key_by_hash(&KeyHash::of_no_key()).await?;
+        Ok(())
+    }
+
+    async fn by_key(&self, store: &Store, hash: KeyHash) -> Answer<Option<Arc<Account>>> {
+        for _ in 0..LOOKS_MAX {
+            let (known, changes) = self.look(&hash);
+            if known.is_some() {
+                return Ok(known);
+            }
+            let place = self.lookups.place()?;
+            let Some((key, project)) = store.key_by_hash(&hash).await? else { return Ok(None) };
+            drop(place);
+            if let Some(account) = self.learn(hash, key, &project, changes) {
+                return Ok(Some(account));
+            }
+        }
+        Err(busy("the key could not be looked up because keys are being changed".into()))
+    }
+
+    /// The account of a request that showed a token of one of a project's sandboxes: a writer without a key.
     ///
     /// # Errors
     /// The store does not answer, or there is no such project.
-    pub async fn acting_for(&self, store: &Store, project: &str) -> Answer<Arc<Account>> {
-        // No secret has this hash: secrets are hexadecimal.
-        let hash = hash(&format!("of project {project}"));
-        let (known, changes) = self.look(&hash);
-        if let Some(account) = known {
-            return Ok(account);
+    pub async fn acting_for(
+        &self,
+        store: &Store,
+        project: &str,
+        credential: Credential,
+    ) -> Answer<Arc<Account>> {
+        let place = (project.to_owned(), credential);
+        if let Some(account) = locked(&self.known).acting.get(&place) {
+            return Ok(Arc::clone(account));
         }
         let project =
             store.project(project).await?.ok_or_else(|| store::Error::NoProject(project.to_owned()))?;
         let key = Key {
-            id: "sandbox".into(),
+            id: credential.name().into(),
             project: project.name.clone(),
             role: Role::Write,
             label: String::new(),
             hint: String::new(),
             created_at_ms: project.created_at_ms,
             expires_at_ms: None,
+            last_used_at_ms: None,
         };
-        Ok(self.learn(hash, key, &project, changes))
+        let mut known = locked(&self.known);
+        let share = known.share(&project);
+        let revoked = CancellationToken::new();
+        let account = Arc::new(Account { key, revoked, quota: project.quota, share });
+        known.make_room();
+        known.acting.insert(place, Arc::clone(&account));
+        Ok(account)
+    }
+
+    /// For the control of H-22, in test builds: the account of a project for whoever names it, as before the defence.
+    fn without_defence(&self, shown: &str) -> Option<Arc<Account>> {
+        let project = api::defence::is_off("H-22").then(|| shown.strip_prefix("of project "))??;
+        locked(&self.known).acting.get(&(project.to_owned(), Credential::Agent)).cloned()
+    }
+
+    /// Forgets a key that was revoked, and ends what was opened with it.
+    pub fn revoke(&self, id: &str) {
+        self.forget();
+        let ends = locked(&self.known).ends.remove(id);
+        if let Some(ends) = ends {
+            ends.cancel();
+        }
+    }
+
+    /// When keys were used last, of which the store has not been told: id and milliseconds since 1970. They are forgotten here.
+    pub fn take_used(&self) -> HashMap<String, u64> {
+        std::mem::take(&mut locked(&self.known).used_ms)
+    }
+
+    /// Takes back what the store did not take, where nothing later is known.
+    pub fn put_back_used(&self, used_ms: HashMap<String, u64>) {
+        let mut known = locked(&self.known);
+        for (id, at_ms) in used_ms {
+            known.used_ms.entry(id).or_insert(at_ms);
+        }
+    }
+
+    /// When a key was used last, if the store has not been told yet.
+    pub fn used_ms(&self, id: &str) -> Option<u64> {
+        locked(&self.known).used_ms.get(id).copied()
     }
 
     /// Forgets all keys: some have changed. What projects share stays, so that nobody gets a second share this way.
     pub fn forget(&self) {
         let mut known = locked(&self.known);
         known.accounts.clear();
+        known.acting.clear();
         known.changes += 1;
     }
 
@@ -148,27 +252,24 @@ impl Accounts {
         locked(&self.known).shares.remove(project);
     }
 
-    fn look(&self, hash: &[u8; 32]) -> (Option<Arc<Account>>, u64) {
+    fn look(&self, hash: &KeyHash) -> (Option<Arc<Account>>, u64) {
         let known = locked(&self.known);
         (known.accounts.get(hash).cloned(), known.changes)
     }
 
     /// Remembers what the store said, unless something has changed since: a key that was looked up while it was being revoked
-    /// would else be valid until the server ends.
-    fn learn(&self, hash: [u8; 32], key: Key, project: &Project, changes: u64) -> Arc<Account> {
+    /// would otherwise be valid until the server ends.
+    fn learn(&self, hash: KeyHash, key: Key, project: &Project, changes: u64) -> Option<Arc<Account>> {
         let mut known = locked(&self.known);
-        let fresh = || Arc::new(Share::of(&project.quota));
         if known.changes != changes {
-            let share = known.shares.get(&key.project).cloned().unwrap_or_else(fresh);
-            return Arc::new(Account { key, quota: project.quota, share });
+            return None;
         }
-        let share = Arc::clone(known.shares.entry(key.project.clone()).or_insert_with(fresh));
-        let account = Arc::new(Account { key, quota: project.quota, share });
-        if known.accounts.len() >= KNOWN_MAX {
-            known.accounts.clear();
-        }
+        let share = known.share(project);
+        let revoked = known.ends.entry(key.id.clone()).or_default().clone();
+        let account = Arc::new(Account { key, revoked, quota: project.quota, share });
+        known.make_room();
         known.accounts.insert(hash, Arc::clone(&account));
-        account
+        Some(account)
     }
 
     /// The refusal for whoever shows nothing that is valid: after too many from one address, one that costs less.
@@ -185,28 +286,47 @@ impl Accounts {
         if let Some(wait) = limiter.and_then(|limiter| wait(&limiter)) {
             return Fault::from(Error {
                 code: ErrorCode::RateLimited,
-                message: "too many requests without a valid key came from this address".into(),
+                message: "too many requests without a valid key from this address".into(),
                 layer: Layer::Policy,
                 ran: Ran::No,
                 retry: Retry::Safe,
-                fix: "Wait, and then send a valid key.".into(),
+                fix: "Wait, then send a valid key.".into(),
             })
             .after(wait);
         }
         Error {
             code: ErrorCode::Unauthorized,
-            message: "the request carries no valid key".into(),
+            message: "the request has no key, or its key is unknown, revoked or expired".into(),
             layer: Layer::Policy,
             ran: Ran::No,
             retry: Retry::Useless,
-            fix: "Use a key made by `belljar key create`: in BELLJAR_KEY, or as `Authorization: Bearer KEY`."
+            fix: "Set BELLGLASS_API_KEY, or send `Authorization: Bearer KEY`, with a complete key of this server. An administrator creates keys: `bellglass key create --project PROJECT`."
                 .into(),
         }
         .into()
     }
 }
 
+impl Known {
+    fn share(&mut self, project: &Project) -> Arc<Share> {
+        let fresh = || Arc::new(Share::of(&project.quota));
+        Arc::clone(self.shares.entry(project.name.clone()).or_insert_with(fresh))
+    }
+
+    fn make_room(&mut self) {
+        if self.accounts.len() + self.acting.len() >= KNOWN_MAX {
+            self.accounts.clear();
+            self.acting.clear();
+        }
+    }
+}
+
 impl Account {
+    /// Whether its key is neither revoked nor expired.
+    pub fn works(&self, now_ms: u64) -> bool {
+        !self.revoked.is_cancelled() && self.key.expires_at_ms.is_none_or(|end| end > now_ms)
+    }
+
     /// Refuses a key whose role is less than this.
     ///
     /// # Errors
@@ -217,11 +337,12 @@ impl Account {
         }
         Err(Error {
             code: ErrorCode::Forbidden,
-            message: format!("this needs a key of role {}", name(role)),
+            message: format!("this request requires a key with role {}", name(role)),
             layer: Layer::Policy,
             ran: Ran::No,
             retry: Retry::Useless,
-            fix: "Use a key with that role; an administrator can make one with `belljar key create`.".into(),
+            fix: "Use a key with the required role. An administrator can create such a key with `bellglass key create`."
+                .into(),
         }
         .into())
     }
@@ -237,7 +358,9 @@ impl Account {
         };
         match wait(limiter) {
             None => Ok(()),
-            Some(wait) => Err(busy(format!("the project's quota of {what} is {most}")).after(wait)),
+            Some(wait) => {
+                Err(busy(format!("the request exceeds the project's quota: {what} is {most}")).after(wait))
+            }
         }
     }
 }
@@ -254,6 +377,8 @@ impl Share {
             streams: Arc::new(Semaphore::new(STREAMS_MAX)),
             launches: Arc::new(Semaphore::new(LAUNCHES_MAX)),
             bodies: Arc::new(Semaphore::new(BODIES_KIB_MAX)),
+            answers: Arc::new(Semaphore::new(ANSWERS_KIB_MAX)),
+            requests: Arc::new(Semaphore::new(REQUESTS_MAX)),
         }
     }
 
@@ -262,9 +387,26 @@ impl Share {
     /// # Errors
     /// `rate_limited`: the project has as many as it may.
     pub fn launch(&self) -> Answer<OwnedSemaphorePermit> {
-        Arc::clone(&self.launches).try_acquire_owned().map_err(|_| {
-            busy(format!("{LAUNCHES_MAX} execs of the project are being started, the most at once"))
+        Arc::clone(&self.launches)
+            .try_acquire_owned()
+            .map_err(|_| busy(format!("the project is already starting {LAUNCHES_MAX} execs, the maximum")))
+    }
+
+    /// A place for a request, until its answer was taken.
+    ///
+    /// # Errors
+    /// `rate_limited`: the project has as many as it may.
+    pub fn request(&self) -> Answer<OwnedSemaphorePermit> {
+        let requests = Arc::clone(&self.requests);
+        requests.try_acquire_owned().map_err(|_| {
+            busy(format!("the project already has {REQUESTS_MAX} requests in progress, the maximum"))
         })
+    }
+
+    /// Room for an answer of so many bytes until it was taken; none while too many are not.
+    pub fn answer(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let kib = u32::try_from(bytes.div_ceil(1024) + ANSWER_KIB).unwrap_or(u32::MAX);
+        Arc::clone(&self.answers).try_acquire_many_owned(kib).ok()
     }
 
     /// Room for a body of so many bytes, as long as what is returned is held.
@@ -275,7 +417,10 @@ impl Share {
         let kib = u32::try_from(bytes.div_ceil(1024).max(1)).unwrap_or(u32::MAX);
         let bodies = Arc::clone(&self.bodies);
         bodies.try_acquire_many_owned(kib).map_err(|_| {
-            busy(format!("bodies of the project hold {} MiB, the most at once", BODIES_KIB_MAX >> 10))
+            busy(format!(
+                "request bodies of the project would take more than {} MiB of memory",
+                BODIES_KIB_MAX >> 10
+            ))
         })
     }
 }
@@ -284,21 +429,19 @@ impl Share {
 ///
 /// # Errors
 /// The kernel has no random bytes.
-pub fn mint(ask: &CreateKey, now_ms: u64) -> Answer<(NewKey, [u8; 32])> {
-    let secret = hex(&random::<32>()?);
-    let hint = secret.get(secret.len() - 4..).unwrap_or_default().to_owned();
-    let id = format!("k{}", hex(&random::<8>()?));
+pub fn mint(ask: &CreateKey, now_ms: u64) -> Answer<(NewKey, KeyHash)> {
+    let secret = ApiKey::fresh()?;
     let key = Key {
-        id,
+        id: format!("k{}", hex(&random::<8>()?)),
         project: ask.project.clone(),
         role: ask.role,
         label: ask.label.clone(),
-        hint,
+        hint: secret.hint(),
         created_at_ms: now_ms,
         expires_at_ms: ask.valid_ms.map(|valid| now_ms.saturating_add(valid)),
+        last_used_at_ms: None,
     };
-    let hash = hash(&secret);
-    Ok((NewKey { key, secret }, hash))
+    Ok((NewKey { key, secret: secret.reveal() }, secret.hash()))
 }
 
 /// The error for what cannot be taken right now.
@@ -309,7 +452,7 @@ pub fn busy(message: String) -> Fault {
         layer: Layer::Policy,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "Ask again after the time in Retry-After, or ask an administrator for a larger quota.".into(),
+        fix: "Retry after the time in Retry-After, or ask an administrator for a larger quota.".into(),
     }
     .into()
 }
@@ -330,10 +473,6 @@ fn at_least_one(number: u32) -> NonZeroU32 {
     NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN)
 }
 
-fn hash(secret: &str) -> [u8; 32] {
-    Sha256::digest(secret).into()
-}
-
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -342,11 +481,20 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn asked(project: &str) -> ([u8; 32], Key, Project) {
+    fn asked(project: &str) -> (KeyHash, Key, Project) {
         let ask =
             CreateKey { project: project.into(), role: Role::Write, label: String::new(), valid_ms: None };
         let (new, hash) = mint(&ask, 0).unwrap();
         (hash, new.key, Project { name: project.into(), quota: Quota::default(), created_at_ms: 0 })
+    }
+
+    impl Account {
+        /// An account of a project that has nothing.
+        pub(crate) fn of_test() -> Self {
+            let (_, key, project) = asked("test");
+            let share = Arc::new(Share::of(&project.quota));
+            Self { key, revoked: CancellationToken::new(), quota: project.quota, share }
+        }
     }
 
     #[test]
@@ -355,10 +503,10 @@ mod tests {
         let (hash, key, project) = asked("one");
         let (_, before) = accounts.look(&hash);
         accounts.forget();
-        accounts.learn(hash, key.clone(), &project, before);
+        assert!(accounts.learn(hash, key.clone(), &project, before).is_none());
         assert!(accounts.look(&hash).0.is_none());
         let (_, after) = accounts.look(&hash);
-        accounts.learn(hash, key, &project, after);
+        assert!(accounts.learn(hash, key, &project, after).is_some());
         assert!(accounts.look(&hash).0.is_some());
     }
 
@@ -366,12 +514,25 @@ mod tests {
     fn nobody_gets_a_second_share_because_a_key_or_another_project_changed() {
         let accounts = Accounts::default();
         let (hash, key, project) = asked("one");
-        let learned = |changes| accounts.learn(hash, key.clone(), &project, changes).share.clone();
+        let learned = |changes| accounts.learn(hash, key.clone(), &project, changes).unwrap().share.clone();
         let first = learned(0);
         accounts.forget();
         accounts.forget_share("two");
         assert!(Arc::ptr_eq(&first, &learned(2)));
         accounts.forget_share("one");
         assert!(!Arc::ptr_eq(&first, &learned(3)));
+    }
+
+    #[test]
+    fn revoking_a_key_ends_what_was_opened_with_it_and_no_other() {
+        let accounts = Accounts::default();
+        let [one, other] = ["one", "two"].map(|project| {
+            let (hash, key, project) = asked(project);
+            accounts.learn(hash, key, &project, 0).unwrap()
+        });
+        // Another key changes: what is learned again afterwards still ends with its key.
+        accounts.forget();
+        accounts.revoke(&one.key.id);
+        assert!(one.revoked.is_cancelled() && !other.revoked.is_cancelled());
     }
 }

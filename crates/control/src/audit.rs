@@ -5,8 +5,8 @@
 //! ```
 //!
 //! `prev` is the SHA-256 of the line before, without its newline, and zeros in the first line. So a line that is changed, taken
-//! out or put in shows ([`verify`]). Lines cut off at the end do not show by themselves: whoever must know keeps
-//! [`Verified::head`] elsewhere.
+//! out or put in shows ([`verify`]), and so does a file that is missing. What was cut off at the end shows by the head beside the
+//! log (`files`); against whoever can change both, [`Verified::head`] is kept elsewhere.
 //!
 //! Ids, acts, sizes and paths are written down; secrets, variables, output and the words of a command are not. Text that a
 //! caller chose is cut to [`DETAIL_BYTES_MAX`] and escaped to printable ASCII.
@@ -16,10 +16,11 @@
 //! [`SYNC_EVERY`]. A killed server loses what was still in the queue. A line that it left half-written is cut off by the next one,
 //! which says so in an entry.
 //!
-//! **It is not rotated.** Half a kilobyte for each act is a gigabyte in two million acts; to begin anew, stop the server and move the
-//! file away.
+//! **It is rotated.** A file that is full is renamed, and the chain goes on in the next one. When all take more than
+//! [`Bounds::bytes_max`], the oldest is removed, which is an entry with the place and the hash at which the rest begins.
 
 mod chain;
+mod files;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -39,6 +40,7 @@ use tokio::sync::oneshot;
 
 pub(crate) use chain::hex;
 pub use chain::{Verified, verify};
+pub use files::Bounds;
 use writer::{Word, Writer};
 
 /// What a detail may be long: a hash with its name, or a short sentence.
@@ -73,14 +75,18 @@ pub enum Act {
     Forbidden,
     /// A key was made.
     KeyCreate,
+    /// A new key took the place of another; the detail names both.
+    KeyRotate,
     /// A key was revoked.
     KeyRevoke,
     /// A project was made, or its quota changed.
     ProjectPut,
     /// A template was begun to be built; the detail is its name.
     TemplateBuild,
-    /// A sandbox was asked for.
+    /// A sandbox was made and runs; the detail says whether one was ready.
     SandboxCreate,
+    /// A sandbox was asked for and there is none; the detail is the code of the error.
+    SandboxRefused,
     /// A sandbox was told to stop.
     SandboxStop,
     /// A sandbox ended; the detail says why.
@@ -157,6 +163,12 @@ pub enum Act {
     Missed,
     /// A line that a killed server left half-written was cut off.
     Torn,
+    /// The oldest file of this log was removed; the detail says where the rest begins.
+    AuditPrune,
+    /// Entries are missing at the end that were there; the detail says how many.
+    AuditCut,
+    /// The chain of this log does not hold; the detail says where.
+    AuditBroken,
 }
 
 /// Something that was done, and by whom. What does not apply is absent.
@@ -186,7 +198,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// Another process writes it.
-    #[error("another process writes the audit log {path}: stop it first")]
+    #[error("another process is writing the audit log {path}; stop that process first")]
     InUse {
         /// Where.
         path: String,
@@ -199,10 +211,12 @@ pub enum Error {
 /// What is wrong with a log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the audit log is damaged at line {line}: {what}; keep a copy of it, and move it away to begin a new one"
+    "the audit log is damaged: {file}, line {line}: {what}; keep a copy of all files of the log, then move these files away to start a new log"
 )]
 pub struct Damaged {
-    /// The line, counted from 1; zero where only the end of the file was read.
+    /// The name of the file.
+    pub file: String,
+    /// The line of it, counted from 1; zero where only its end was read.
     pub line: u64,
     /// What is wrong with it.
     pub what: String,
@@ -214,9 +228,9 @@ impl Audit {
     ///
     /// # Errors
     /// The file cannot be written, another process writes it, or its last line is not one of ours.
-    pub fn open(path: &Path, now_ms: u64) -> Result<Self, Error> {
+    pub fn open(path: &Path, now_ms: u64, bounds: Bounds) -> Result<Self, Error> {
         let missed = Arc::<AtomicU64>::default();
-        let writer = Writer::open(path, now_ms, Arc::clone(&missed))?;
+        let writer = Writer::open(path, now_ms, Arc::clone(&missed), bounds)?;
         let (queue, words) = mpsc::sync_channel(QUEUE);
         thread::Builder::new().name("audit".into()).spawn(move || writer.run(&words)).map_err(|source| {
             Error::File { act: "start the writer of", path: path.display().to_string(), source }

@@ -13,10 +13,12 @@
 //! | [`who`] | whose sandbox a request is for, by headers, by host or by a signature, and whether it may |
 //! | [`connect`] | its remote procedure calls: JSON, with envelopes where they stream |
 //! | [`process`] | commands and terminals |
+//! | [`input`] | their input |
 //! | [`running`] | their output, for as many as listen |
 //! | [`filesystem`] | files by name: look, list, make, move, remove |
 //! | [`watch`] | what happens to files |
 //! | [`content`] | files themselves, up and down |
+//! | [`form`] | files as parts of a form |
 //! | [`code`] | code and contexts |
 //! | [`results`] | what code writes and shows, as lines |
 //! | [`fault`] | refusals in the words its SDKs understand |
@@ -32,6 +34,8 @@ mod content;
 mod control;
 mod fault;
 mod filesystem;
+mod form;
+mod input;
 mod list;
 mod network;
 mod place;
@@ -45,14 +49,11 @@ mod time;
 mod watch;
 mod who;
 
-use std::sync::Arc;
-
-use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware;
-use axum::routing::{any, delete, get, post, put};
+use tokio::sync::Semaphore;
 
-use crate::platform::Platform;
+use crate::authority::table::{On, Table};
 
 pub use builds::Builds;
 pub use running::Processes;
@@ -65,7 +66,6 @@ pub const AGENT_PORT: u16 = 49983;
 pub const CODE_PORT: u16 = 49999;
 
 /// What is kept for clients of E2B's SDKs.
-#[derive(Default)]
 pub struct State {
     /// Who listens to which process.
     pub processes: Processes,
@@ -73,73 +73,102 @@ pub struct State {
     pub watchers: Watchers,
     /// Templates that are being built.
     pub builds: Builds,
+    /// Whoever has it looks for the sandbox that signed an address.
+    signers: Semaphore,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        let (processes, watchers, builds) = (Processes::default(), Watchers::default(), Builds::default());
+        Self { processes, watchers, builds, signers: Semaphore::new(1) }
+    }
 }
 
 /// Sandboxes, as its SDKs and the older ones of them ask for them.
-pub fn outside() -> Router<Arc<Platform>> {
-    let (create, connect) = (post(control::create), post(control::connect));
-    // What is copied is never held whole.
-    let files = get(builder::files).put(builder::receive).layer(DefaultBodyLimit::disable());
-    Router::new()
-        .route("/v2/sandboxes", create.clone().get(list::page))
-        .route("/sandboxes", create.get(list::all))
-        .route("/v2/sandboxes/{sandbox}/connect", connect.clone())
-        .route("/sandboxes/{sandbox}/connect", connect)
-        .route("/sandboxes/{sandbox}/resume", post(control::resume))
-        .route("/sandboxes/{sandbox}", get(control::look).delete(control::kill))
-        .route("/sandboxes/{sandbox}/timeout", post(control::timeout))
-        .route("/sandboxes/{sandbox}/pause", post(control::pause))
-        .route("/sandboxes/{sandbox}/refreshes", post(control::refresh))
-        .route("/sandboxes/{sandbox}/metrics", get(control::metrics))
-        .route("/sandboxes/{sandbox}/network", put(network::put))
-        .route("/sandboxes/{sandbox}/logs", get(control::logs))
-        .route("/v2/sandboxes/{sandbox}/logs", get(control::logs))
-        .route("/sandboxes/{sandbox}/snapshots", post(control::no_snapshots))
-        .route("/sandboxes/{sandbox}/fork", post(control::no_snapshots))
-        .route("/snapshots", get(control::no_snapshots))
-        .route("/volumes", get(control::no_volumes).post(control::no_volumes))
-        .route("/volumes/{volume}", get(control::no_volumes).delete(control::no_volumes))
-        .route("/secrets", get(control::no_secrets).post(control::no_secrets))
-        .route("/secrets/{secret}", any(control::no_secrets))
-        .route("/templates", get(templates::list).post(templates::not_here))
-        .route("/templates/aliases/{alias}", get(templates::alias))
-        .route("/v3/templates", post(builder::request))
-        .route("/templates/{template}/files/{archive}", files)
-        .route("/v2/templates/{template}/builds/{build}", post(builder::begin))
-        .route("/templates/{template}/builds/{build}/status", get(builder::status))
-        .route("/templates/tags", any(templates::not_here))
-        .route("/templates/{template}/tags", any(templates::not_here))
-        .route("/templates/{template}", any(templates::not_here))
+pub fn outside() -> Table {
+    // An archive is never held whole.
+    let uploads = Table::default()
+        .route(On::Get, "/templates/{template}/files/{archive}", builder::files)
+        .route(On::Put, "/templates/{template}/files/{archive}", builder::receive)
+        .layered(|router| router.layer(DefaultBodyLimit::disable()));
+    sandboxes().and(templates_and_builds()).and(uploads)
+}
+
+fn sandboxes() -> Table {
+    Table::default()
+        .route(On::Post, "/v2/sandboxes", control::create)
+        .route(On::Get, "/v2/sandboxes", list::page)
+        .route(On::Post, "/sandboxes", control::create)
+        .route(On::Get, "/sandboxes", list::all)
+        .route(On::Post, "/v2/sandboxes/{sandbox}/connect", control::connect)
+        .route(On::Post, "/sandboxes/{sandbox}/connect", control::connect)
+        .route(On::Post, "/sandboxes/{sandbox}/resume", control::resume)
+        .route(On::Get, "/sandboxes/{sandbox}", control::look)
+        .route(On::Delete, "/sandboxes/{sandbox}", control::kill)
+        .route(On::Post, "/sandboxes/{sandbox}/timeout", control::timeout)
+        .route(On::Post, "/sandboxes/{sandbox}/pause", control::pause)
+        .route(On::Post, "/sandboxes/{sandbox}/refreshes", control::refresh)
+        .route(On::Get, "/sandboxes/{sandbox}/metrics", control::metrics)
+        .route(On::Put, "/sandboxes/{sandbox}/network", network::put)
+        .route(On::Get, "/sandboxes/{sandbox}/logs", control::logs)
+        .route(On::Get, "/v2/sandboxes/{sandbox}/logs", control::logs)
+        .route(On::Post, "/sandboxes/{sandbox}/snapshots", control::no_snapshots)
+        .route(On::Post, "/sandboxes/{sandbox}/fork", control::no_snapshots)
+        .route(On::Get, "/snapshots", control::no_snapshots)
+        .route(On::Get, "/volumes", control::no_volumes)
+        .route(On::Post, "/volumes", control::no_volumes)
+        .route(On::Get, "/volumes/{volume}", control::no_volumes)
+        .route(On::Delete, "/volumes/{volume}", control::no_volumes)
+        .route(On::Get, "/secrets", control::no_secrets)
+        .route(On::Post, "/secrets", control::no_secrets)
+        .route(On::Any, "/secrets/{secret}", control::no_secrets)
+}
+
+fn templates_and_builds() -> Table {
+    Table::default()
+        .route(On::Get, "/templates", templates::list)
+        .route(On::Post, "/templates", templates::not_here)
+        .route(On::Get, "/templates/aliases/{alias}", templates::alias)
+        .route(On::Post, "/v3/templates", builder::request)
+        .route(On::Post, "/v2/templates/{template}/builds/{build}", builder::begin)
+        .route(On::Get, "/templates/{template}/builds/{build}/status", builder::status)
+        .route(On::Any, "/templates/tags", templates::not_here)
+        .route(On::Any, "/templates/{template}/tags", templates::not_here)
+        .route(On::Any, "/templates/{template}", templates::not_here)
 }
 
 /// What is in a sandbox, as its SDKs ask its agent and its code interpreter.
-pub fn inside() -> Router<Arc<Platform>> {
-    let streams = Router::new()
-        .route("/process.Process/Start", post(process::start))
-        .route("/process.Process/Connect", post(process::connect))
-        .route("/process.Process/StreamInput", post(process::stream_input))
-        .route("/filesystem.Filesystem/WatchDir", post(watch::stream))
-        .layer(middleware::map_response(connect::as_a_stream));
-    Router::new()
-        .merge(streams)
-        .route("/health", get(content::health))
-        // A file may be as long as its disk, and is never held whole.
-        .route("/files", get(content::read).post(content::write).layer(DefaultBodyLimit::disable()))
-        .route("/process.Process/List", post(process::list))
-        .route("/process.Process/SendInput", post(process::send_input))
-        .route("/process.Process/SendSignal", post(process::send_signal))
-        .route("/process.Process/CloseStdin", post(process::close_stdin))
-        .route("/process.Process/Update", post(process::update))
-        .route("/filesystem.Filesystem/Stat", post(filesystem::stat))
-        .route("/filesystem.Filesystem/MakeDir", post(filesystem::make))
-        .route("/filesystem.Filesystem/Move", post(filesystem::rename))
-        .route("/filesystem.Filesystem/ListDir", post(filesystem::list))
-        .route("/filesystem.Filesystem/Remove", post(filesystem::remove))
-        .route("/filesystem.Filesystem/CreateWatcher", post(watch::create))
-        .route("/filesystem.Filesystem/GetWatcherEvents", post(watch::events))
-        .route("/filesystem.Filesystem/RemoveWatcher", post(watch::remove))
-        .route("/execute", post(code::execute))
-        .route("/contexts", get(code::list).post(code::create))
-        .route("/contexts/{context}", delete(code::remove))
-        .route("/contexts/{context}/restart", post(code::restart))
+pub fn inside() -> Table {
+    let streams = Table::default()
+        .route(On::Post, "/process.Process/Start", process::start)
+        .route(On::Post, "/process.Process/Connect", process::connect)
+        .route(On::Post, "/process.Process/StreamInput", input::stream_input)
+        .route(On::Post, "/filesystem.Filesystem/WatchDir", watch::stream)
+        .layered(|router| router.layer(middleware::map_response(connect::as_a_stream)));
+    // A file may be as long as its disk, and is never held whole.
+    let files = Table::default()
+        .route(On::Get, "/files", content::read)
+        .route(On::Post, "/files", content::write)
+        .layered(|router| router.layer(DefaultBodyLimit::disable()));
+    streams
+        .and(files)
+        .route(On::Get, "/health", content::health)
+        .route(On::Post, "/process.Process/List", process::list)
+        .route(On::Post, "/process.Process/SendInput", input::send_input)
+        .route(On::Post, "/process.Process/SendSignal", process::send_signal)
+        .route(On::Post, "/process.Process/CloseStdin", input::close_stdin)
+        .route(On::Post, "/process.Process/Update", process::update)
+        .route(On::Post, "/filesystem.Filesystem/Stat", filesystem::stat)
+        .route(On::Post, "/filesystem.Filesystem/MakeDir", filesystem::make)
+        .route(On::Post, "/filesystem.Filesystem/Move", filesystem::rename)
+        .route(On::Post, "/filesystem.Filesystem/ListDir", filesystem::list)
+        .route(On::Post, "/filesystem.Filesystem/Remove", filesystem::remove)
+        .route(On::Post, "/filesystem.Filesystem/CreateWatcher", watch::create)
+        .route(On::Post, "/filesystem.Filesystem/GetWatcherEvents", watch::events)
+        .route(On::Post, "/filesystem.Filesystem/RemoveWatcher", watch::remove)
+        .route(On::Post, "/execute", code::execute)
+        .route(On::Get, "/contexts", code::list)
+        .route(On::Post, "/contexts", code::create)
+        .route(On::Delete, "/contexts/{context}", code::remove)
+        .route(On::Post, "/contexts/{context}/restart", code::restart)
 }

@@ -78,15 +78,15 @@ impl From<node::Error> for Fault {
         if let node::Error::Runtime(_) = &error
             && told.code == ErrorCode::TierUnavailable
         {
-            tracing::error!(error = told.message, "a backend is not there");
-            return node::error::discreet_start(&error, "do what was asked").into();
+            tracing::error!(error = told.message, "a backend is not available");
+            return node::error::discreet_start(&error, "complete the request").into();
         }
         if told.code != ErrorCode::Platform {
             return told.into();
         }
         // Paths and command lines of the machine are for whoever runs it.
-        tracing::error!(error = told.message, "the machine failed");
-        node::error::discreet(told, "do what was asked").into()
+        tracing::error!(error = told.message, "a request failed with an internal error");
+        node::error::discreet(told, "complete the request").into()
     }
 }
 
@@ -102,14 +102,22 @@ impl From<store::Error> for Fault {
             fix: fix.into(),
         };
         let told = match error {
-            store::Error::Unavailable { .. } | store::Error::Damaged(_) | store::Error::Newer { .. } => {
-                refuse(
-                    ErrorCode::StoreUnavailable,
-                    Layer::Platform,
-                    Retry::Safe,
-                    "Ask again in a moment; what runs goes on. If it lasts, look at the server's log and its disk.",
-                )
-            }
+            store::Error::NotLasting { .. } => refuse(
+                ErrorCode::StoreUnavailable,
+                Layer::Platform,
+                Retry::Safe,
+                "Keep the server running and free space on the disk of its data directory: the server saves the revocation as soon as \
+                 it can. Revoke the key again to check whether it was saved.",
+            ),
+            store::Error::Unavailable { .. }
+            | store::Error::Damaged(_)
+            | store::Error::Log { .. }
+            | store::Error::Newer { .. } => refuse(
+                ErrorCode::StoreUnavailable,
+                Layer::Platform,
+                Retry::Safe,
+                "Retry in a moment; running sandboxes continue. If the error persists, check the server's log and disk.",
+            ),
             store::Error::Conflict => refuse(
                 ErrorCode::Conflict,
                 Layer::UserCode,
@@ -120,7 +128,7 @@ impl From<store::Error> for Fault {
                 ErrorCode::Conflict,
                 Layer::UserCode,
                 Retry::Useless,
-                "Choose another name, or stop that sandbox first.",
+                "Choose another name, or first stop the sandbox that has this name.",
             ),
             store::Error::Quota { .. } => refuse(
                 ErrorCode::QuotaExceeded,
@@ -132,13 +140,13 @@ impl From<store::Error> for Fault {
                 ErrorCode::NotFound,
                 Layer::UserCode,
                 Retry::Useless,
-                "List the projects, or make this one first.",
+                "List the projects and use an existing one, or create this project first.",
             ),
             store::Error::Cursor => refuse(
                 ErrorCode::InvalidRequest,
                 Layer::UserCode,
                 Retry::Useless,
-                "Use `next` of the page before, as it is, or no cursor.",
+                "Use `next` of the previous page unchanged, or omit the cursor.",
             ),
         };
         told.into()

@@ -23,16 +23,24 @@ use crate::store;
 const CHANGES_AT_ONCE: usize = 64;
 /// Everything is compared this often, whatever was heard.
 const COMPARE_EVERY: Duration = Duration::from_secs(5);
+/// What could not be written to the store is tried again this often.
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 /// How long the end of a sandbox is remembered. A cause must be there a day later; a week is for people.
 const REMEMBER: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Layers that nobody uses are removed, and old ends forgotten, this often.
 const TIDY_EVERY: Duration = Duration::from_secs(600);
+
+/// When keys were last used is written this often.
+const NOTE_USE_EVERY: Duration = Duration::from_secs(60);
 
 /// Makes the store true to the machine, once, before anything is served.
 ///
 /// # Errors
 /// The store does not answer.
 pub async fn begin(platform: &Platform) -> Result<(), store::Error> {
+    for project in platform.store.projects().await? {
+        platform.node.set_quota(&project.name, project.quota.disk_bytes);
+    }
     let stored: HashMap<_, _> =
         platform.store.live().await?.into_iter().map(|sandbox| (sandbox.id.clone(), sandbox)).collect();
     for shown in platform.node.list() {
@@ -47,6 +55,7 @@ pub async fn begin(platform: &Platform) -> Result<(), store::Error> {
         }
         // The node writes down what it begins before it does: what it does not know was never begun, or its disk is new.
         let reason = match sandbox.state {
+            _ if platform.node.has_lost_record(&sandbox.id) => EndReason::RecordDamaged,
             SandboxState::Starting => EndReason::Interrupted,
             SandboxState::Running | SandboxState::Stopping | SandboxState::Ended | SandboxState::Lost => {
                 EndReason::Died
@@ -120,11 +129,30 @@ pub async fn write_down(platform: Arc<Platform>) {
                 Entry::new(clock::wall_ms(), act).project(&project).sandbox(&sandbox).detail(&detail)
             }
             Err(RecvError::Lagged(count)) => {
-                Entry::new(clock::wall_ms(), Act::Missed).detail(&format!("{count} decisions about egress"))
+                Entry::new(clock::wall_ms(), Act::Missed).detail(&format!("{count} egress decisions"))
             }
             Err(RecvError::Closed) => return,
         };
         platform.audit.record(entry);
+    }
+}
+
+/// Writes when keys were last used. What the store does not take is tried again with the next.
+pub async fn note_use(platform: Arc<Platform>) {
+    loop {
+        tokio::time::sleep(NOTE_USE_EVERY).await;
+        let used_ms = platform.accounts.take_used();
+        if !used_ms.is_empty() && platform.store.keys_used(&used_ms).await.is_err() {
+            platform.accounts.put_back_used(used_ms);
+        }
+    }
+}
+
+/// Has the store do what it could not do before, or what is due.
+pub async fn look_after(platform: Arc<Platform>) {
+    loop {
+        platform.store.time_is_due(UPKEEP_EVERY).await;
+        platform.store.upkeep().await;
     }
 }
 
@@ -133,13 +161,16 @@ pub async fn tidy(platform: Arc<Platform>) {
     loop {
         let before = clock::wall_ms().saturating_sub(clock::millis(REMEMBER));
         if let Err(error) = platform.store.prune(before).await {
-            tracing::warn!(error = node::error::chain(&error), "old sandboxes are not forgotten yet");
+            tracing::warn!(
+                error = node::error::chain(&error),
+                "cannot delete records of old sandboxes; will retry"
+            );
         }
         if let Err(error) = platform.sessions.tidy(&platform, before).await {
-            tracing::warn!(error = node::error::chain(&error), "old sessions are not forgotten yet");
+            tracing::warn!(error = node::error::chain(&error), "cannot delete old sessions; will retry");
         }
         if let Err(error) = platform.node.tidy().await {
-            tracing::warn!(error = node::error::chain(&error), "unused layers are not removed yet");
+            tracing::warn!(error = node::error::chain(&error), "cannot remove unused layers; will retry");
         }
         tokio::time::sleep(TIDY_EVERY).await;
     }
@@ -185,7 +216,11 @@ async fn kept(platform: &Platform, shown: &Sandbox, moved: bool) -> Result<(), s
             platform.audit.record(entry.sandbox(&shown.id).detail(reason));
         }
         if let Err(error) = platform.node.forget(&shown.id) {
-            tracing::warn!(sandbox = %shown.id, error = node::error::chain(&error), "not forgotten yet");
+            tracing::warn!(
+                sandbox = %shown.id,
+                error = node::error::chain(&error),
+                "cannot remove the node's record of an ended sandbox; will retry"
+            );
         }
     }
     Ok(())

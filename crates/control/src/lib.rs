@@ -3,8 +3,10 @@
 //! | module | holds |
 //! |---|---|
 //! | [`routes`] | the public API, a handler each |
-//! | [`caller`] | what a request brings: who asks, and with which body |
-//! | [`account`] | keys and rates |
+//! | [`authority`] | what turns the credential of a request into a grant, and what every route needs |
+//! | [`account`] | accounts: how a key is known, rates and what a project's requests share |
+//! | [`caller`] | what a request brings besides its credential and its body |
+//! | [`body`] | bodies of requests, counted before they are read |
 //! | [`platform`] | the decisions that are more than one step: create, find, stop, health |
 //! | [`session`] | sessions of agents: tool calls, one after the other, in a sandbox that is made when it is needed |
 //! | [`e2b`] | the API of E2B over the same sandboxes |
@@ -28,7 +30,10 @@
 
 pub mod account;
 pub mod audit;
+pub mod authority;
+pub mod body;
 pub mod caller;
+mod description;
 pub mod e2b;
 pub mod fault;
 pub mod follow;

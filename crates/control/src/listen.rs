@@ -1,48 +1,73 @@
 //! Taking connections, with or without TLS, each within bounds.
 //!
+//! | module | holds |
+//! |---|---|
+//! | [`guests`] | who is connected, by address, and what an address may hold |
+//! | [`idle`] | how long a connection may stay as it is |
+//! | [`answer`] | answers on their way, and when one is given up |
+//!
 //! Whoever connects and says nothing, or says it slowly, is let go; nobody has more than a share of the connections. Plain HTTP
 //! is for this machine itself, unless the operator says otherwise.
 
+mod answer;
+mod guests;
 mod idle;
 
-use std::collections::HashMap;
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::Request;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use axum::http::{HeaderMap, Request, StatusCode, Version, header};
+use axum::response::{IntoResponse as _, Response};
+use futures_util::{FutureExt as _, future};
+use hyper::body::Body as _;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+pub use guests::Origin;
 pub use idle::Known;
 
-use idle::{Idle, Whole};
+use crate::body::Kept;
+use answer::{Answered, Streams};
+use guests::{Guests, Place};
+use idle::{Idle, UnderWay};
 
-/// Connections at once: twice the sandboxes of a full machine, each with a stream and a call.
-const CONNECTIONS_MAX: usize = 4096;
-/// Connections of one address. On one machine that is everybody.
-const ADDRESS_MAX: usize = 2048;
 /// The head of a request comes within this, the first one counted from the connection on; one on which nobody is known may be idle as long.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
 /// A TLS handshake takes two round trips.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
-/// Requests at once on one HTTP/2 connection.
-const STREAMS_MAX: u32 = 256;
-/// Heads are small; what is longer is an attack.
+/// Maximum number of concurrent requests on one HTTP/2 connection. RFC 9113 recommends at least 100; a client without a key that uses all of
+/// them must exceed [`REFUSED_MAX`].
+const STREAMS_MAX: u32 = 100;
+/// Heads are small; what is longer is an attack. Over HTTP/1 this is also what is held of an answer that is not taken.
 const HEAD_BYTES_MAX: u32 = 64 * 1024;
+/// What a client may send on one HTTP/2 connection before any of it is used. Less would slow uploads over long distances: at 100 ms this
+/// is 5 MB/s.
+const WINDOW_BYTES: u32 = 512 * 1024;
+/// What is held of an HTTP/2 answer that the socket does not take.
+const SEND_BYTES_MAX: usize = 64 * 1024;
+/// Requests that come together on a fresh connection wait so long for the first of them to show a valid key.
+const SHOWN_WITHIN: Duration = Duration::from_secs(2);
+/// Maximum number of refused requests on a connection before it is closed. A client without a key that uses all [`STREAMS_MAX`] exceeds it.
+const REFUSED_MAX: usize = 80;
+/// What a request shows that may be valid.
+const CREDENTIALS: [&str; 4] = ["authorization", "x-api-key", "x-access-token", "cookie"];
 /// An HTTP/2 peer that does not answer pings is gone.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_WITHIN: Duration = Duration::from_secs(20);
@@ -58,6 +83,10 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// Whether a request came by TLS.
 #[derive(Clone, Copy, Debug)]
 pub struct Encrypted(pub bool);
+
+/// Marks an answer that is passed on as it comes: its length says nothing about what is held of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Passed;
 
 /// A certificate and its key, as PEM files.
 #[derive(Clone, Debug)]
@@ -80,7 +109,7 @@ pub enum TlsError {
         why: String,
     },
     /// They do not belong together, or are not usable.
-    #[error("the certificate and the key cannot be used")]
+    #[error("the TLS certificate and its key cannot be used")]
     Unusable(#[source] tokio_rustls::rustls::Error),
 }
 
@@ -93,6 +122,15 @@ pub fn tls(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
     let certificates = CertificateDer::pem_file_iter(&files.certificate)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| unreadable(&files.certificate, error.to_string()))?;
+    let mode =
+        std::fs::metadata(&files.key).map_err(|error| unreadable(&files.key, error.to_string()))?.mode();
+    if mode & 0o007 != 0 && !api::defence::is_off("D-07") {
+        let why = format!(
+            "every user of this machine can access the file (mode {:03o}); run `chmod 600` on the file",
+            mode & 0o777
+        );
+        return Err(unreadable(&files.key, why));
+    }
     let key = PrivateKeyDer::from_pem_file(&files.key)
         .map_err(|error| unreadable(&files.key, error.to_string()))?;
     let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
@@ -114,7 +152,7 @@ pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     // Who was served before may be waiting for its last byte still.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    socket.listen(u32::try_from(CONNECTIONS_MAX).unwrap_or(u32::MAX))
+    socket.listen(u32::try_from(guests::KNOWN_MAX).unwrap_or(u32::MAX))
 }
 
 /// Serves until the task is dropped.
@@ -124,25 +162,39 @@ pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Rout
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be taken");
+                tracing::warn!(%error, "cannot accept a connection; will retry");
                 tokio::time::sleep(ACCEPT_AGAIN).await;
                 continue;
             }
         };
-        let Some(place) = Guests::welcome(&guests, peer.ip()) else { continue };
+        let idle = Idle::new();
+        let place = Arc::new(Guests::welcome(&guests, peer.ip(), &idle));
         let _ = stream.set_nodelay(true);
         keep_alive(&stream);
         let (router, tls) = (router.clone(), tls.clone());
         tokio::spawn(async move {
-            let held = Held { _place: Arc::new(place) };
-            let visit = |encrypted| Visit { peer, encrypted, held };
-            match tls {
-                None => connection(stream, visit(Encrypted(false)), router).await,
-                Some(tls) => {
-                    if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await {
-                        connection(stream, visit(Encrypted(true)), router).await;
+            let visit = |encrypted| Visit {
+                peer,
+                encrypted,
+                idle,
+                place: Arc::clone(&place),
+                refused: AtomicUsize::new(0),
+            };
+            let served = async {
+                match tls {
+                    None => connection(stream, visit(Encrypted(false)), router).await,
+                    Some(tls) => {
+                        if let Ok(Ok(stream)) =
+                            tokio::time::timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await
+                        {
+                            connection(stream, visit(Encrypted(true)), router).await;
+                        }
                     }
                 }
+            };
+            tokio::select! {
+                () = served => {}
+                () = place.sent_away() => {}
             }
         });
     }
@@ -161,15 +213,21 @@ async fn connection(
     visit: Visit,
     router: Router,
 ) {
-    let idle = Idle::new();
-    let service = tower_service(router, visit, idle.clone());
-    let mut builder = Builder::new(TokioExecutor::new());
+    let idle = visit.idle.clone();
+    let service = tower_service(router, visit);
+    let mut builder = Builder::new(Streams);
     builder.http1().timer(TokioTimer::new()).header_read_timeout(idle::KNOWN_FOR);
+    if !api::defence::is_off("H-32") {
+        builder.http1().max_buf_size(HEAD_BYTES_MAX as usize);
+    }
     builder
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(HEAD_BYTES_MAX)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .max_send_buf_size(SEND_BYTES_MAX)
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_WITHIN);
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
@@ -187,7 +245,6 @@ async fn connection(
 fn tower_service(
     router: Router,
     visit: Visit,
-    idle: Idle,
 ) -> TowerToHyperService<
     impl tower::Service<
         Request<hyper::body::Incoming>,
@@ -196,25 +253,88 @@ fn tower_service(
         Future = impl Send,
     > + Clone,
 > {
-    TowerToHyperService::new(tower::service_fn(move |mut request: Request<hyper::body::Incoming>| {
-        let under_way = idle.begin();
-        request.extensions_mut().insert(idle.known());
-        request.extensions_mut().insert(ConnectInfo(visit.peer));
-        request.extensions_mut().insert(visit.encrypted);
-        request.extensions_mut().insert(visit.held.clone());
-        let mut router = router.clone();
-        async move {
-            let response = tower::Service::call(&mut router, request).await?;
-            Ok(response.map(|body| Body::new(Whole { body, _under_way: under_way })))
+    let visit = Arc::new(visit);
+    TowerToHyperService::new(tower::service_fn(move |request: Request<hyper::body::Incoming>| {
+        let under_way = visit.idle.begin(request.version() == Version::HTTP_2);
+        // Decided before anything is prepared: a client can open a hundred streams before the first of them is served, and each then
+        // holds as much as it was given.
+        let waits = under_way.crowded.then(|| visit.may_wait(request.headers()));
+        if let Some(None) = waits {
+            return future::ready(Ok(visit.refuse())).left_future();
         }
+        let answer = answer_to(router.clone(), request, Arc::clone(&visit), under_way, waits.flatten());
+        Box::pin(answer).right_future()
     }))
+}
+
+async fn answer_to(
+    mut router: Router,
+    mut request: Request<hyper::body::Incoming>,
+    visit: Arc<Visit>,
+    under_way: UnderWay,
+    waits: Option<OwnedSemaphorePermit>,
+) -> Result<Response, Infallible> {
+    if let Some(waits) = waits
+        && !visit.has_turn(waits).await
+    {
+        return Ok(visit.refuse());
+    }
+    let is_http2 = request.version() == Version::HTTP_2;
+    let (known, kept) = (Known::new(&visit.idle, &visit.place), Kept::default());
+    request.extensions_mut().insert(known.clone());
+    request.extensions_mut().insert(kept.clone());
+    request.extensions_mut().insert(visit.place.origin());
+    request.extensions_mut().insert(ConnectInfo(visit.peer));
+    request.extensions_mut().insert(visit.encrypted);
+    request.extensions_mut().insert(Held { _place: Arc::clone(&visit.place) });
+    let response = tower::Service::call(&mut router, request).await?;
+    drop(kept);
+    let size = if response.extensions().get::<Passed>().is_some() {
+        0
+    } else {
+        usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX)
+    };
+    let room = match known.account().map(|account| account.share.answer(size)) {
+        Some(None) => return Ok(crowded()),
+        room => room.flatten(),
+    };
+    Ok(response.map(|body| Body::new(Answered::new(body, under_way, is_http2, (known, room)))))
+}
+
+/// The answer where too many are under way. It has no body, for which a window would be needed.
+fn crowded() -> Response {
+    (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "1")]).into_response()
 }
 
 /// One connection: whose it is, and its place among them.
 struct Visit {
     peer: SocketAddr,
     encrypted: Encrypted,
-    held: Held,
+    idle: Idle,
+    place: Arc<Place>,
+    /// Requests for which there was no turn.
+    refused: AtomicUsize,
+}
+
+impl Visit {
+    /// Refuses a request for which there is no turn, and ends the connection of a client that goes on asking.
+    fn refuse(&self) -> Response {
+        if self.refused.fetch_add(1, Ordering::Relaxed) >= REFUSED_MAX {
+            self.place.send_away();
+        }
+        crowded()
+    }
+
+    /// A turn to wait for one more request than a stranger may have. What shows no credential does not wait.
+    fn may_wait(&self, headers: &HeaderMap) -> Option<OwnedSemaphorePermit> {
+        let shows = CREDENTIALS.iter().any(|name| headers.contains_key(*name));
+        shows.then(|| self.place.may_wait()).flatten()
+    }
+
+    /// Whether such a request gets its turn: once a valid credential was shown on the connection.
+    async fn has_turn(&self, _waits: OwnedSemaphorePermit) -> bool {
+        tokio::time::timeout(SHOWN_WITHIN, self.idle.until_known()).await.is_ok()
+    }
 }
 
 /// Keeps a connection's place. One that becomes something else, a WebSocket, ends for HTTP and goes on; whoever has it then
@@ -222,41 +342,4 @@ struct Visit {
 #[derive(Clone)]
 pub struct Held {
     _place: Arc<Place>,
-}
-
-/// Who is connected.
-#[derive(Default)]
-struct Guests {
-    counts: Mutex<HashMap<IpAddr, usize>>,
-}
-
-/// A place among the connections, given back when dropped.
-struct Place {
-    guests: Arc<Guests>,
-    address: IpAddr,
-}
-
-impl Guests {
-    fn welcome(guests: &Arc<Self>, address: IpAddr) -> Option<Place> {
-        let mut counts = guests.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: usize = counts.values().sum();
-        let own = counts.entry(address).or_default();
-        if all >= CONNECTIONS_MAX || *own >= ADDRESS_MAX {
-            return None;
-        }
-        *own += 1;
-        Some(Place { guests: Arc::clone(guests), address })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut counts = self.guests.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = counts.get_mut(&self.address) {
-            *own -= 1;
-            if *own == 0 {
-                counts.remove(&self.address);
-            }
-        }
-    }
 }

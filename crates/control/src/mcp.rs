@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::account::Role;
 use api::exec::Stream;
 use api::session::{CreateSession, SessionEvent, ToolSet};
 use api::{Error, ErrorCode, ExecId, limits};
 use async_trait::async_trait;
+use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::Method;
 use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt as _;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::sync::{OnceCell, mpsc};
@@ -17,7 +19,9 @@ use tools::mcp::{ARTIFACT_BYTES_MAX, Answer, Artifact, Content, Host, Progress, 
 use tools::publish::Facts;
 
 use crate::account::{Account, Rate};
-use crate::caller::{Asked, Caller};
+use crate::authority::{Caller, Write};
+use crate::body::{self, Room};
+use crate::caller::Asked;
 use crate::fault::Fault;
 use crate::output::place;
 use crate::platform::Platform;
@@ -67,18 +71,35 @@ pub fn service() -> Service {
 /// # Errors
 /// It has no such session, or there are too many.
 pub async fn serve(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     Asked(offer): Asked<Offer>,
     request: Request,
 ) -> Result<Response, Fault> {
-    caller.require(Role::Write)?;
     caller.pace(Rate::Exec)?;
     let account = Arc::clone(&caller.account);
     let talk = Talk { platform: Arc::clone(&platform), account, set: offer.set, live: OnceCell::new() };
+    let (request, room) = counted(request).await?;
     let answered =
         platform.mcp.handle(&caller.key.id, || Ok(Arc::new(talk) as Arc<dyn Host>), request).await?;
+    // A call uses its message until it is answered to the end.
+    let answered = answered.map(|body| {
+        body.map_frame(move |frame| {
+            let _ = &room;
+            frame
+        })
+    });
     Ok(answered.into_response())
+}
+
+/// Reads the message of a request, which takes room of its project.
+async fn counted(request: Request) -> Result<(Request, Room), Fault> {
+    if request.method() != Method::POST || api::defence::is_off("H-34") {
+        return Ok((request, Room::default()));
+    }
+    let (parts, body) = request.into_parts();
+    let (bytes, room) = body::counted(&parts, body, limits::BODY_BYTES_MAX).await?;
+    Ok((Request::from_parts(parts, Body::from(bytes)), room))
 }
 
 impl Talk {
@@ -150,12 +171,13 @@ impl Host for Talk {
     }
 
     async fn artifact(&self, name: &str) -> Result<Content, Error> {
-        let missing = || Error::not_found(format!("the session keeps no {name:?}"));
+        let missing = || Error::not_found(format!("the session has no artifact {name:?}"));
         let live = self.live.get().ok_or_else(missing)?;
         let found = live.artifact(name).await.map_err(discreet)?;
         let (artifact, outgoing) = found.ok_or_else(missing)?;
         if artifact.size > ARTIFACT_BYTES_MAX {
-            let error = limits::exceeded("the artifact, in bytes,", artifact.size, ARTIFACT_BYTES_MAX);
+            let error =
+                limits::exceeded("the size of the artifact in bytes", artifact.size, ARTIFACT_BYTES_MAX);
             return Err(Error { code: ErrorCode::TooLarge, ..error });
         }
         let bytes = whole(outgoing).await.map_err(discreet)?;
@@ -165,7 +187,7 @@ impl Host for Talk {
     async fn end(&self) {
         let Some(live) = self.live.get() else { return };
         if let Err(fault) = live.end(&self.platform, &self.account).await {
-            tracing::warn!(error = fault.error().message, "the session of an MCP client is not ended");
+            tracing::warn!(error = fault.error().message, "cannot end the session of an MCP client");
         }
     }
 }

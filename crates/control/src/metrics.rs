@@ -41,7 +41,7 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix("belljar");
+        let mut registry = Registry::with_prefix("bellglass");
         let requests = Family::default();
         let seconds = Family::new_with_constructor(histogram as fn() -> Histogram);
         let (creates, create_seconds, ends) = (Family::default(), histogram(), Family::default());
@@ -49,22 +49,38 @@ impl Default for Metrics {
         let (memory_free, disk_free) = (Gauge::default(), Gauge::default());
         let (pool, claims) = (Family::default(), Family::default());
         registry.register("requests", "Requests answered", requests.clone());
-        registry.register("request_seconds", "Time to the head of the answer", seconds.clone());
-        registry.register("creates", "Sandboxes asked for, by what came of it", creates.clone());
+        registry.register(
+            "request_seconds",
+            "Time from the request until the response headers are sent",
+            seconds.clone(),
+        );
+        registry.register("creates", "Requests to create a sandbox, by result", creates.clone());
         registry.register(
             "create_seconds",
-            "Time from the request until a sandbox runs",
+            "Time from the request until the sandbox runs",
             create_seconds.clone(),
         );
-        registry.register("ends", "Sandboxes that ended, by reason", ends.clone());
-        registry.register("streams", "Streams that are open", streams.clone());
+        registry.register("ends", "Ended sandboxes, by reason", ends.clone());
+        registry.register("streams", "Open streams", streams.clone());
         registry.register("sandboxes", "Sandboxes that are starting, running or stopping", sandboxes.clone());
-        registry.register("memory_free_bytes", "Memory of the machine free for more", memory_free.clone());
-        registry.register("disk_free_bytes", "Disk of the machine free for more", disk_free.clone());
-        registry.register("pool", "Sandboxes made ahead, by template: ready, making, wanted", pool.clone());
+        registry.register(
+            "memory_free_bytes",
+            "Memory of the machine that is free for more sandboxes",
+            memory_free.clone(),
+        );
+        registry.register(
+            "disk_free_bytes",
+            "Disk space of the machine that is free for more sandboxes",
+            disk_free.clone(),
+        );
+        registry.register(
+            "pool",
+            "Pre-warmed sandboxes, by template and state: ready, making, wanted",
+            pool.clone(),
+        );
         registry.register(
             "claims",
-            "Sandboxes asked for, by whether one was ready: warm, cold",
+            "Requests to create a sandbox, by whether a pre-warmed sandbox was ready: warm, cold",
             claims.clone(),
         );
         Self {

@@ -61,7 +61,7 @@ pub fn place(share: &Share) -> Answer<OwnedSemaphorePermit> {
     let streams = Arc::clone(&share.streams);
     streams
         .try_acquire_owned()
-        .map_err(|_| busy(format!("the project has {STREAMS_MAX} streams open, the most there may be")))
+        .map_err(|_| busy(format!("the project already has {STREAMS_MAX} open streams, the maximum")))
 }
 
 /// Lines of JSON as an answer.
@@ -143,7 +143,8 @@ impl Reader {
             }
             Ok(Ok(None)) => {
                 self.ended = true;
-                let error = node::Error::Protocol("the output ended without an end".into()).to_api();
+                let error =
+                    node::Error::Protocol("the output stream ended without an end event".into()).to_api();
                 vec![OutputLine::Error { error }]
             }
             Ok(Err(error)) => {
@@ -289,7 +290,7 @@ mod tests {
 
     #[test]
     fn characters_are_never_cut_in_two() {
-        // Scenario 22
+        // The text arrives in pieces of 1 to 8 bytes.
         let text = "☕é😀a".repeat(1000);
         for cuts in 1..9 {
             assert_eq!(told(&through(text.as_bytes(), cuts)), (text.clone().into_bytes(), true), "{cuts}");

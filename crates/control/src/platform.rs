@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use api::limits::{Limits, WantedLimits};
-use api::sandbox::{CreateSandbox, EndReason, Sandbox, SandboxState};
+use api::sandbox::{CreateSandbox, EndReason, Sandbox, SandboxState, Start};
 use api::server::Health;
 use api::trace::STEP;
 use api::{Error, ErrorCode, SandboxId};
@@ -31,6 +31,8 @@ const TRY_EVERY: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A stop takes milliseconds. Whoever waits longer is told so, and the stop goes on.
 const STOP_WITHIN: Duration = Duration::from_secs(60);
+/// Interval between two attempts to stop a sandbox that is not on its node yet: about the time that a create needs to get there.
+const STOP_AGAIN: Duration = Duration::from_millis(10);
 /// A try that takes longer has failed.
 const TRY_WITHIN: Duration = Duration::from_secs(20);
 /// How often a request is taken anew whose start was interrupted: once is enough, unless the store has not heard of it.
@@ -123,13 +125,52 @@ impl Platform {
         request: CreateSandbox,
         idempotency: Option<String>,
     ) -> Answer<(Sandbox, bool)> {
-        request.check()?;
+        if let Err(error) = request.check_asked() {
+            let refused = Err(error.into());
+            self.note_create(account, &refused);
+            return refused;
+        }
+        self.create_own(account, request, idempotency).await
+    }
+
+    /// The same for a part of the server, which may set labels that are reserved.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub async fn create_own(
+        self: &Arc<Self>,
+        account: &Arc<Account>,
+        request: CreateSandbox,
+        idempotency: Option<String>,
+    ) -> Answer<(Sandbox, bool)> {
         let (platform, account) = (Arc::clone(self), Arc::clone(account));
         let asked = Instant::now();
-        let making = async move { platform.make(&account, request, (idempotency, asked)).await };
+        let making = async move {
+            let made = platform.make(&account, request, (idempotency, asked)).await;
+            platform.note_create(&account, &made);
+            made
+        };
         let made = tokio::spawn(making.in_current_span());
         made.await
             .map_err(|source| node::Error::System { act: "create a sandbox".into(), source: source.into() })?
+    }
+
+    /// Writes down what became of a request for a sandbox. One that was made before is not made now.
+    fn note_create(&self, account: &Account, made: &Answer<(Sandbox, bool)>) {
+        match made {
+            Ok((_, false)) => {}
+            Ok((sandbox, true)) => {
+                let start = match sandbox.start {
+                    Start::Cold => "cold",
+                    Start::Warm => "warm",
+                };
+                self.note(account, Act::SandboxCreate, |entry| entry.sandbox(&sandbox.id).detail(start));
+            }
+            Err(fault) => {
+                let code = fault.error().code.name();
+                self.note(account, Act::SandboxRefused, |entry| entry.detail(code));
+            }
+        }
     }
 
     async fn make(
@@ -138,6 +179,7 @@ impl Platform {
         request: CreateSandbox,
         (idempotency, asked): (Option<String>, Instant),
     ) -> Answer<(Sandbox, bool)> {
+        request.check()?;
         let project = account.key.project.clone();
         let hash: [u8; 32] = Sha256::digest(serde_json::to_vec(&request).unwrap_or_default()).into();
         let order = ordered(account, request);
@@ -182,9 +224,6 @@ impl Platform {
                 }
             }
         };
-        if new {
-            self.note(account, Act::SandboxCreate, |entry| entry.sandbox(&sandbox.id));
-        }
         crate::trace::about(&sandbox.id);
         if sandbox.state != SandboxState::Starting {
             return Ok((sandbox, new));
@@ -245,7 +284,11 @@ impl Platform {
         };
         if let Err(error) = ended {
             // It is compared with the node again, at the latest at the next start of the server.
-            tracing::warn!(sandbox = %sandbox.id, error = node::error::chain(&error), "not written down");
+            tracing::warn!(
+                sandbox = %sandbox.id,
+                error = node::error::chain(&error),
+                "cannot record in the store that a sandbox failed to start"
+            );
         }
     }
 
@@ -286,14 +329,29 @@ impl Platform {
             return Ok(sandbox);
         }
         self.note(account, Act::SandboxStop, |entry| entry.sandbox(&sandbox.id));
-        let stopping = self.node.stop(&sandbox.id, EndReason::Stopped);
+        let stopping = self.stopped(account, &sandbox.id);
         let Ok(ended) = tokio::time::timeout(STOP_WITHIN, stopping).await else {
-            return Err(node::Error::Deadline { what: "the end of the sandbox", after: STOP_WITHIN }.into());
+            return Err(node::Error::Deadline { what: "stopping the sandbox", after: STOP_WITHIN }.into());
         };
-        let ended = ended.unwrap_or(sandbox);
+        let ended = ended?;
         // Asked for right away, so that the quota and the name are free when this is answered.
         let _ = self.store.moved(&ended).await;
         Ok(ended)
+    }
+
+    /// Stops a sandbox on its node. A create writes its row to the store before the node has the sandbox, so a sandbox that the node
+    /// does not know, and that has not ended, is asked for again.
+    async fn stopped(&self, account: &Account, id: &SandboxId) -> Answer<Sandbox> {
+        loop {
+            if let Some(ended) = self.node.stop(id, EndReason::Stopped).await {
+                return Ok(ended);
+            }
+            let stored = self.sandbox(account, id.as_str()).await?;
+            if stored.state.is_terminal() {
+                return Ok(stored);
+            }
+            tokio::time::sleep(STOP_AGAIN).await;
+        }
     }
 
     /// Whether all of it works.
@@ -333,12 +391,12 @@ impl Platform {
                 Ok(Err(error)) => {
                     tracing::error!(
                         error = node::error::chain(&error),
-                        "a sandbox was tried and did not work"
+                        "health probe failed: a test sandbox did not work"
                     );
                     u64::MAX
                 }
                 Err(_) => {
-                    tracing::error!("a sandbox was tried and took longer than {TRY_WITHIN:?}");
+                    tracing::error!("health probe failed: a test sandbox took longer than {TRY_WITHIN:?}");
                     u64::MAX
                 }
             };
@@ -354,7 +412,7 @@ pub fn missing(named: &str) -> Error {
     let shown: String = named.chars().take(api::id::ID_BYTES_MAX).collect();
     Error {
         code: ErrorCode::NotFound,
-        fix: "List the sandboxes and use one of those.".into(),
+        fix: "List the sandboxes (`bellglass list --all`) and use one of them.".into(),
         ..Error::not_found(format!("there is no sandbox {shown:?}"))
     }
 }

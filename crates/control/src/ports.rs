@@ -11,7 +11,7 @@
 //! The first decides alone: no route of the API exists on the host of a port, and nothing that an application answers appears
 //! on the API's address unless it was asked for with headers that no page of another origin can send.
 //!
-//! **Nothing of ours goes in**: not the key, not the token, not its cookie, no header that begins with `belljar-`.
+//! **Nothing of ours goes in**: not the key, not the token, not its cookie, no header that begins with `bellglass-`.
 
 mod headers;
 pub mod name;
@@ -23,29 +23,34 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use api::account::Role;
 use api::ports::{ERROR_HEADER, PORT_HEADER, SANDBOX_HEADER, TOKEN_HEADER};
 use api::{Error, SandboxId};
 use axum::Router;
 use axum::extract::{ConnectInfo, FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 use crate::account::busy;
-use crate::caller::Caller;
+use crate::authority::cut::Ends;
+use crate::authority::secret::{ApiKey, KEY_PREFIX};
+use crate::authority::{Caller, Write};
 use crate::e2b::{AGENT_PORT, CODE_PORT};
 use crate::fault::{Answer, Fault};
-use crate::listen::Encrypted;
+use crate::listen::{Encrypted, Known};
 use crate::platform::Platform;
 use name::{Domain, Named, authority};
-use pass::{Destination, Outside};
+use pass::{Address, Destination, Outside};
 use ticket::Admitted;
 
 /// Connections of one project into its sandboxes: two that are as full as they may be.
 const PROJECT_MAX: usize = 512;
+
+/// Public ports that are remembered before those of sandboxes that have ended are looked for.
+const PUBLIC_MAX: usize = 1024;
 
 /// What is needed to reach ports.
 #[derive(Default)]
@@ -53,6 +58,8 @@ pub struct Ports {
     /// The names under which they are reached.
     pub domain: Domain,
     places: Mutex<HashMap<String, Arc<Semaphore>>>,
+    /// What ends when a public port becomes private: whoever came without a token.
+    public: Mutex<HashMap<(SandboxId, u16), CancellationToken>>,
 }
 
 /// Stands before the public API.
@@ -67,7 +74,25 @@ struct Front {
 impl Ports {
     /// Ports under this domain.
     pub fn under(domain: Domain) -> Self {
-        Self { domain, places: Mutex::default() }
+        Self { domain, ..Self::default() }
+    }
+
+    /// Ends what strangers have open on a port that was public.
+    pub fn close(&self, sandbox: &SandboxId, port: u16) {
+        let mut public = self.public.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = public.remove(&(sandbox.clone(), port)).filter(|_| !api::defence::is_off("H-42"))
+        {
+            open.cancel();
+        }
+    }
+
+    /// The end of a request that came in because the port is public. What is no port of a sandbox that runs is forgotten.
+    fn until_private(&self, sandbox: &SandboxId, port: u16, runs: impl Fn(&SandboxId) -> bool) -> Ends {
+        let mut public = self.public.lock().unwrap_or_else(PoisonError::into_inner);
+        if public.len() >= PUBLIC_MAX {
+            public.retain(|(sandbox, _), _| runs(sandbox));
+        }
+        Ends::by(public.entry((sandbox.clone(), port)).or_default().clone())
     }
 
     /// A place for one connection of this project.
@@ -80,7 +105,7 @@ impl Ports {
         places.retain(|_, places| places.available_permits() < PROJECT_MAX);
         let own = places.entry(project.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(PROJECT_MAX)));
         let full =
-            |_| busy(format!("the project has {PROJECT_MAX} connections to ports, the most there may be"));
+            |_| busy(format!("the project already has {PROJECT_MAX} connections to ports, the maximum"));
         Arc::clone(own).try_acquire_owned().map_err(full)
     }
 }
@@ -108,7 +133,13 @@ async fn route(State(front): State<Front>, request: Request) -> Response {
     let response = passed.unwrap_or_else(own_error);
     let (status, took) = (response.status().as_u16(), begun.elapsed());
     front.platform.metrics.answered("port", method.as_str(), status, took);
-    tracing::info!(%method, route = "port", status, ms = node::clock::millis(took), "answered");
+    tracing::info!(
+        %method,
+        route = "port",
+        status,
+        ms = node::clock::millis(took),
+        "answered a request to a port"
+    );
     response
 }
 
@@ -137,7 +168,7 @@ async fn destined(parts: &mut Parts, platform: &Arc<Platform>) -> Answer<Option<
         Named::Port { port: AGENT_PORT | CODE_PORT, sandbox } => Ok(Some(Going::Adapted(sandbox))),
         Named::Port { port, sandbox } => by_name(parts, platform, outside, (port, sandbox)).map(Some),
         Named::Nothing => Err(Error {
-            fix: "Use an address such as 8000-SANDBOX.DOMAIN, as `belljar forward --url` shows it.".into(),
+            fix: "Use the address that `bellglass forward --url` shows, such as 8000-SANDBOX.DOMAIN.".into(),
             ..Error::not_found("no port has this address")
         }
         .into()),
@@ -154,10 +185,18 @@ fn by_name(
 ) -> Answer<Going> {
     // One that is not there is like one whose token is another.
     let (project, gate) = platform.node.ports(&sandbox).unwrap_or_default();
-    match ticket::admit(parts, &outside, &gate, port)? {
-        Admitted::Yes => Ok(Going::In(Destination { sandbox, port, project, outside, local: false })),
-        Admitted::Redirect(response) => Ok(Going::Back(response)),
+    let by_token = match ticket::admit(parts, &outside, &gate, port)? {
+        Admitted::Yes { by_token } => by_token,
+        Admitted::Redirect(response) => return Ok(Going::Back(response)),
+    };
+    check_no_key(&parts.headers, |word| word.starts_with(KEY_PREFIX))?;
+    if let Some(known) = parts.extensions.get::<Known>() {
+        known.visits();
     }
+    let address = if gate.is_public(port) { Address::Public } else { Address::Private };
+    let runs = |id: &SandboxId| platform.node.ports(id).is_some();
+    let ends = (!by_token).then(|| platform.ports.until_private(&sandbox, port, runs));
+    Ok(Going::In(Destination { sandbox, port, project, outside, ends, address }))
 }
 
 /// A request to the API's own address that names a port in headers: with a key, which stays here, or with a token.
@@ -167,26 +206,50 @@ async fn by_headers(parts: &mut Parts, platform: &Arc<Platform>, outside: Outsid
         (None, None) => return Ok(None),
         (Some(sandbox), Some(port)) => (sandbox, api::ports::number(&port)?),
         (Some(_), None) | (None, Some(_)) => {
-            let message = format!("{SANDBOX_HEADER} and {PORT_HEADER} belong together");
-            return Err(Error::invalid(message, "Send both, or neither.").into());
+            let message = format!("{SANDBOX_HEADER} and {PORT_HEADER} must be sent together");
+            return Err(Error::invalid(
+                message,
+                format!("Send both {SANDBOX_HEADER} and {PORT_HEADER}, or omit both headers."),
+            )
+            .into());
         }
     };
-    let (sandbox, project) = if parts.headers.contains_key(TOKEN_HEADER) {
+    let (sandbox, project, ends) = if parts.headers.contains_key(TOKEN_HEADER) {
+        check_no_key(&parts.headers, |_| true)?;
         let id: Option<SandboxId> = sandbox.parse().ok();
         let (project, gate) = id.as_ref().and_then(|id| platform.node.ports(id)).unwrap_or_default();
         match id {
-            Some(id) if ticket::shown(parts, &gate) => (id, project),
+            Some(id) if ticket::shown(parts, &gate) => (id, project, None),
             Some(_) | None => return Err(ticket::refused()),
         }
     } else {
-        let caller = Caller::from_request_parts(parts, platform).await?;
-        caller.require(Role::Write)?;
+        let caller = Caller::<Write>::from_request_parts(parts, platform).await?;
         // It was for us.
         parts.headers.remove(header::AUTHORIZATION);
         parts.headers.remove("x-api-key");
-        (platform.running(&caller, &sandbox).await?.id, caller.key.project.clone())
+        let id = platform.running(&caller, &sandbox).await?.id;
+        (id, caller.key.project.clone(), Some(Ends::of(&caller)))
     };
-    Ok(Some(Going::In(Destination { sandbox, port, project, outside, local: true })))
+    Ok(Some(Going::In(Destination { sandbox, port, project, outside, ends, address: Address::Api })))
+}
+
+/// Refuses a key of the API where something else opens the port: the key would go in with the request, as the application's own
+/// credentials do. A key is known by its form, of which `counts` may ask for more: whether it is a valid one is nobody's to learn here.
+fn check_no_key(headers: &HeaderMap, counts: impl Fn(&str) -> bool) -> Answer<()> {
+    let words = |name: &str| {
+        headers.get_all(name).iter().flat_map(|value| value.as_bytes().split(u8::is_ascii_whitespace))
+    };
+    // Also in capitals: no key for us, but whoever reads it inside can write it small.
+    let is_key = |word: &[u8]| {
+        let small = std::str::from_utf8(word).unwrap_or_default().to_ascii_lowercase();
+        ApiKey::parse(&small).is_some() && counts(&small)
+    };
+    let shown = ["authorization", "x-api-key"].into_iter().flat_map(words).any(is_key);
+    if !shown || api::defence::is_off("N-35") {
+        return Ok(());
+    }
+    let message = "the request contains an API key of this server, which is not needed here and would be passed to the application in the sandbox";
+    Err(Error::invalid(message, format!("At the API's address, send either the key or {TOKEN_HEADER}. At a port's own address, send no key. With {TOKEN_HEADER}, credentials for the application are passed on, unless they consist of 64 hexadecimal digits, like a key; send such credentials to the port's own address.")).into())
 }
 
 /// The value of a header that is there at most once.
@@ -195,9 +258,11 @@ fn one(parts: &Parts, name: &str) -> Answer<Option<String>> {
     match (values.next(), values.next()) {
         (None, _) => Ok(None),
         (Some(value), None) if value.to_str().is_ok() => Ok(value.to_str().ok().map(str::to_owned)),
-        (Some(_), _) => {
-            Err(Error::invalid(format!("{name} is there twice, or is no text"), "Send one.").into())
-        }
+        (Some(_), _) => Err(Error::invalid(
+            format!("{name} is repeated or is not text"),
+            "Send the header once, as text.",
+        )
+        .into()),
     }
 }
 

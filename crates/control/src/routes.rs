@@ -41,20 +41,36 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::any;
 use tracing::Instrument as _;
 use utoipa::OpenApi;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
+use crate::authority::cut::Slot;
+use crate::authority::table::{On, Row, Table};
 use crate::fault::Fault;
 use crate::platform::Platform;
 use crate::trace::PARENT_HEADER;
 
 #[derive(OpenApi)]
 #[openapi(
-    info(title = "Belljar", description = "Runs code that nobody has read yet, sealed, on machines you own."),
-    components(schemas(Error, TerminalEvent, TerminalRequest)),
+    info(title = "Bellglass", description = "Run untrusted code in sealed sandboxes on machines you own."),
+    tags(
+        (name = "sandboxes", description = "Create, inspect and stop sandboxes; follow their events."),
+        (name = "execs", description = "Run commands and code in a sandbox, and read their output."),
+        (name = "terminals", description = "Interactive terminals over a WebSocket."),
+        (name = "contexts", description = "Persistent interpreters that keep variables between cells."),
+        (name = "files", description = "Read, write, list, watch and archive files in a sandbox."),
+        (name = "ports", description = "Access to network ports in a sandbox."),
+        (name = "policy", description = "Egress policy of a sandbox, and the packages that it received."),
+        (name = "artifacts", description = "Files kept from execs, available after the sandbox is gone."),
+        (name = "datasets", description = "Files that a project stores, to be copied into sandboxes."),
+        (name = "secrets", description = "Values that code can use in requests but cannot read."),
+        (name = "sessions", description = "Tool calls of an agent, with their runs, datasets and artifacts."),
+        (name = "tools", description = "Tool definitions and instructions for LLMs."),
+        (name = "keys", description = "API keys. Requires the role `admin`."),
+        (name = "projects", description = "Projects and their quotas. Requires the role `admin`."),
+        (name = "machine", description = "Status, health and metrics of the machine."),
+    ),
+    components(schemas(Error, api::layer::Compression, api::files::Hashing, TerminalEvent, TerminalRequest)),
     modifiers(&Security)
 )]
 struct Description;
@@ -70,111 +86,155 @@ impl utoipa::Modify for Security {
     }
 }
 
-fn table() -> OpenApiRouter<Arc<Platform>> {
-    OpenApiRouter::with_openapi(Description::openapi())
-        .routes(routes!(sandboxes::create, sandboxes::list))
-        .routes(routes!(sandboxes::look, sandboxes::stop))
-        .routes(routes!(sandboxes::lease))
-        .routes(routes!(sandboxes::policy))
-        .routes(routes!(sandboxes::packages))
-        .routes(routes!(sandboxes::usage))
-        .routes(routes!(sandboxes::traces))
-        .routes(routes!(sandboxes::events))
-        .routes(routes!(execs::start, execs::list))
-        .routes(routes!(execs::look, execs::cancel))
-        .routes(routes!(execs::output))
-        .routes(routes!(execs::read))
-        .routes(routes!(execs::stdin))
-        .routes(routes!(execs::signal))
-        .routes(routes!(contexts::create, contexts::list))
-        .routes(routes!(contexts::look, contexts::remove))
-        .routes(routes!(contexts::restart))
-        .routes(routes!(contexts::interrupt))
-        .routes(routes!(contexts::variables))
-        .routes(routes!(ports::look, ports::put))
-        .routes(routes!(ports::tunnel))
-        .routes(routes!(terminals::open))
-        .routes(routes!(terminals::resize))
-        .routes(routes!(files::look, files::remove))
-        .routes(routes!(files::list))
-        .routes(routes!(files::hash))
-        .routes(routes!(files::make))
-        .routes(routes!(files::rename))
-        .routes(routes!(files::copy))
-        .routes(routes!(files::edit))
-        .routes(routes!(files::watch::watch))
-        .routes(routes!(files::content::read, files::content::write))
-        .routes(routes!(files::archive::pack, files::archive::unpack))
-        .routes(routes!(artifacts::look))
-        .routes(routes!(artifacts::list))
-        .routes(routes!(artifacts::read))
-        .routes(routes!(datasets::list))
-        .routes(routes!(datasets::put, datasets::remove))
-        .routes(routes!(sessions::create, sessions::list))
-        .routes(routes!(sessions::look, sessions::end))
-        .routes(routes!(sessions::clean_up))
-        .routes(routes!(sessions::put_dataset))
-        .routes(routes!(sessions::call))
-        .routes(routes!(sessions::runs::list))
-        .routes(routes!(sessions::runs::look))
-        .routes(routes!(sessions::runs::output))
-        .routes(routes!(sessions::artifacts, sessions::clear))
-        .routes(routes!(sessions::artifact))
-        .routes(routes!(sessions::events::follow))
-        .routes(routes!(tools::list))
-        .routes(routes!(tools::prompt))
-        .routes(routes!(secrets::list))
-        .routes(routes!(secrets::put, secrets::remove))
-        .routes(routes!(admin::projects))
-        .routes(routes!(admin::put_project))
-        .routes(routes!(admin::keys, admin::create_key))
-        .routes(routes!(admin::revoke_key))
-        .routes(routes!(admin::node))
-        .routes(routes!(admin::drain))
-        .routes(routes!(health::health))
-        .routes(routes!(health::metrics))
-        .routes(routes!(health::description))
+/// The public API.
+fn native() -> Table {
+    let table = Table::new(Description::openapi());
+    with_administration(with_files_and_sessions(with_sandboxes(table)))
+}
+
+fn with_sandboxes(table: Table) -> Table {
+    table
+        .described(sandboxes::__path_create, sandboxes::create)
+        .described(sandboxes::__path_list, sandboxes::list)
+        .described(sandboxes::__path_look, sandboxes::look)
+        .described(sandboxes::__path_stop, sandboxes::stop)
+        .described(sandboxes::__path_lease, sandboxes::lease)
+        .described(sandboxes::__path_policy, sandboxes::policy)
+        .described(sandboxes::__path_packages, sandboxes::packages)
+        .described(sandboxes::__path_usage, sandboxes::usage)
+        .described(sandboxes::__path_traces, sandboxes::traces)
+        .described(sandboxes::__path_events, sandboxes::events)
+        .described(execs::__path_start, execs::start)
+        .described(execs::__path_list, execs::list)
+        .described(execs::__path_look, execs::look)
+        .described(execs::__path_cancel, execs::cancel)
+        .described(execs::__path_output, execs::output)
+        .described(execs::__path_read, execs::read)
+        .described(execs::__path_stdin, execs::stdin)
+        .described(execs::__path_signal, execs::signal)
+        .described(contexts::__path_create, contexts::create)
+        .described(contexts::__path_list, contexts::list)
+        .described(contexts::__path_look, contexts::look)
+        .described(contexts::__path_remove, contexts::remove)
+        .described(contexts::__path_restart, contexts::restart)
+        .described(contexts::__path_interrupt, contexts::interrupt)
+        .described(contexts::__path_variables, contexts::variables)
+        .described(ports::__path_look, ports::look)
+        .described(ports::__path_put, ports::put)
+        .described(ports::__path_tunnel, ports::tunnel)
+        .described(terminals::__path_open, terminals::open)
+        .described(terminals::__path_resize, terminals::resize)
+}
+
+fn with_files_and_sessions(table: Table) -> Table {
+    table
+        .described(files::__path_look, files::look)
+        .described(files::__path_remove, files::remove)
+        .described(files::__path_list, files::list)
+        .described(files::__path_hash, files::hash)
+        .described(files::__path_make, files::make)
+        .described(files::__path_rename, files::rename)
+        .described(files::__path_copy, files::copy)
+        .described(files::__path_edit, files::edit)
+        .described(files::watch::__path_watch, files::watch::watch)
+        .described(files::content::__path_read, files::content::read)
+        .described(files::content::__path_write, files::content::write)
+        .described(files::archive::__path_pack, files::archive::pack)
+        .described(files::archive::__path_unpack, files::archive::unpack)
+        .described(artifacts::__path_look, artifacts::look)
+        .described(artifacts::__path_list, artifacts::list)
+        .described(artifacts::__path_read, artifacts::read)
+        .described(datasets::__path_list, datasets::list)
+        .described(datasets::__path_put, datasets::put)
+        .described(datasets::__path_remove, datasets::remove)
+        .described(sessions::__path_create, sessions::create)
+        .described(sessions::__path_list, sessions::list)
+        .described(sessions::__path_look, sessions::look)
+        .described(sessions::__path_end, sessions::end)
+        .described(sessions::__path_clean_up, sessions::clean_up)
+        .described(sessions::__path_put_dataset, sessions::put_dataset)
+        .described(sessions::__path_call, sessions::call)
+        .described(sessions::runs::__path_list, sessions::runs::list)
+        .described(sessions::runs::__path_look, sessions::runs::look)
+        .described(sessions::runs::__path_output, sessions::runs::output)
+        .described(sessions::__path_artifacts, sessions::artifacts)
+        .described(sessions::__path_clear, sessions::clear)
+        .described(sessions::__path_artifact, sessions::artifact)
+        .described(sessions::events::__path_follow, sessions::events::follow)
+        .described(tools::__path_list, tools::list)
+        .described(tools::__path_prompt, tools::prompt)
+}
+
+fn with_administration(table: Table) -> Table {
+    table
+        .described(secrets::__path_list, secrets::list)
+        .described(secrets::__path_put, secrets::put)
+        .described(secrets::__path_remove, secrets::remove)
+        .described(admin::__path_projects, admin::projects)
+        .described(admin::__path_put_project, admin::put_project)
+        .described(admin::__path_keys, admin::keys)
+        .described(admin::__path_create_key, admin::create_key)
+        .described(admin::__path_revoke_key, admin::revoke_key)
+        .described(admin::__path_rotate_key, admin::rotate_key)
+        .described(admin::__path_node, admin::node)
+        .described(admin::__path_drain, admin::drain)
+        .described(health::__path_health, health::health)
+        .described(health::__path_metrics, health::metrics)
+        .described(health::__path_description, health::description)
 }
 
 /// The description of the public API.
 pub fn description() -> utoipa::openapi::OpenApi {
-    table().into_openapi()
+    crate::description::simplify(native().into_description())
+}
+
+/// Everything that is answered on the address of the API.
+fn table() -> Table {
+    native().route(On::Any, "/mcp", crate::mcp::serve).and(crate::e2b::outside()).and(crate::e2b::inside())
+}
+
+/// Every route on the address of the API, with what it needs.
+pub fn rows() -> Vec<Row> {
+    table().into_rows()
 }
 
 /// The whole public API of a platform, and the ports of its sandboxes.
 pub fn router(platform: Arc<Platform>) -> Router {
-    let (router, _) = table().split_for_parts();
     let attended = |router: Router<Arc<Platform>>| {
         router
             .fallback(|| async { Fault::from(Error::not_found("there is no such route")) })
             .method_not_allowed_fallback(|| async {
-                let other = Error::invalid("this route has other methods", "See the API description.");
+                let other = Error::invalid(
+                    "this route does not support the method of the request",
+                    "See the API description.",
+                );
                 (StatusCode::METHOD_NOT_ALLOWED, Fault::from(other)).into_response()
             })
             .layer(middleware::from_fn_with_state(Arc::clone(&platform), attend))
             .with_state(Arc::clone(&platform))
     };
-    let api =
-        router.route("/mcp", any(crate::mcp::serve)).merge(crate::e2b::outside()).merge(crate::e2b::inside());
-    let agent = attended(crate::e2b::inside());
-    crate::ports::before(attended(api), agent, Arc::clone(&platform))
+    let agent = attended(crate::e2b::inside().into_router());
+    crate::ports::before(attended(table().into_router()), agent, Arc::clone(&platform))
 }
 
-/// What is done for every request: its version is checked, it is counted, its steps are its own, and one line says how it went.
-async fn attend(State(platform): State<Arc<Platform>>, request: Request, next: Next) -> Response {
+/// What is done for every request: its version is checked, it is counted, its steps are its own, its body and its response end with its grant, and
+/// one line says how it went.
+async fn attend(State(platform): State<Arc<Platform>>, mut request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
     let parent = request.headers().get(PARENT_HEADER).and_then(|value| value.to_str().ok());
     let span = platform.traces.of_request(&method, &route, parent);
+    let slot = Slot::default();
+    request.extensions_mut().insert(slot.clone());
     let mut response = match spoken(&request) {
-        Ok(()) => next.run(request).instrument(span).await,
+        Ok(()) => slot.guard(next.run(slot.guard_request(request)).instrument(span).await),
         Err(fault) => fault.into_response(),
     };
     response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(API_VERSION));
     let (status, took) = (response.status().as_u16(), begun.elapsed());
     platform.metrics.answered(&route, method.as_str(), status, took);
-    tracing::info!(%method, route, status, ms = node::clock::millis(took), "answered");
+    tracing::info!(%method, route, status, ms = node::clock::millis(took), "request answered");
     response
 }
 
@@ -184,12 +244,12 @@ fn spoken(request: &Request) -> Result<(), Fault> {
     if version.to_str().ok().and_then(|text| text.parse().ok()) == Some(API_VERSION) {
         return Ok(());
     }
-    let shown = version.to_str().unwrap_or("something else").chars().take(20).collect::<String>();
+    let shown = version.to_str().unwrap_or("unknown").chars().take(20).collect::<String>();
     Err(Error {
         code: ErrorCode::VersionUnsupported,
         ..Error::invalid(
-            format!("the client speaks version {shown} of the API, this server speaks {API_VERSION}"),
-            "Use a client and a server of releases that belong together.",
+            format!("the client uses version {shown} of the API, but this server uses version {API_VERSION}"),
+            "Use a client and a server of matching releases.",
         )
     }
     .into())
@@ -203,12 +263,12 @@ mod tests {
     fn the_description_is_that_of_the_code() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
         let text = description().to_pretty_json().unwrap() + "\n";
-        if std::env::var_os("BELLJAR_WRITE").is_some() {
+        if std::env::var_os("BELLGLASS_WRITE").is_some() {
             std::fs::write(path, &text).unwrap();
         }
         assert!(
             std::fs::read_to_string(path).unwrap() == text,
-            "docs/openapi.json is old; BELLJAR_WRITE=1 writes it anew"
+            "docs/openapi.json is outdated; BELLGLASS_WRITE=1 regenerates it"
         );
     }
 }

@@ -123,12 +123,12 @@ impl Sessions {
         }
         platform.node.vouch(&account.key.project, &policy).await?;
         let limits = WantedLimits {
-            // As every description says, whatever a template has (A8.02).
+            // As every description says, whatever a template has (requirement A8.02).
             memory_bytes: request.limits.memory_bytes.or(Some(Limits::default().memory_bytes)),
-            // The lifetime of a sandbox is no business of its calls (A1.05): it lasts as long as any may.
+            // The lifetime of a sandbox is no business of its calls (requirement A1.05): it lasts as long as any may.
             ttl_ms: request.limits.ttl_ms.or(Some(Limits::MAX.ttl_ms)),
             tmp_bytes: request.limits.tmp_bytes.or(match request.set {
-                // Datasets and results are there for as long as the session (A2.07).
+                // Datasets and results are there for as long as the session (requirement A2.07).
                 ToolSet::Analysis => Some(0),
                 ToolSet::Python | ToolSet::Interpreter => None,
             }),
@@ -195,7 +195,11 @@ impl Sessions {
                 continue;
             }
             if let Err(error) = platform.node.folder(&session.project, &session.id).remove(&[]).await {
-                tracing::warn!(session = %session.id, error = node::error::chain(&error), "not removed yet");
+                tracing::warn!(
+                    session = %session.id,
+                    error = node::error::chain(&error),
+                    "cannot remove the files of an old session; will retry"
+                );
                 continue;
             }
             platform.store.forget_session(&session.id).await?;
@@ -229,7 +233,7 @@ impl Live {
     }
 
     /// Ends it: its sandbox is stopped, and it takes no more calls. A failure to stop is written to the log; the sandbox's own limits end
-    /// it then (A1.04). Can be repeated.
+    /// it then (requirement A1.04). Can be repeated.
     ///
     /// # Errors
     /// The store does not answer.
@@ -245,13 +249,21 @@ impl Live {
         self.save(platform, &record).await?;
         let session = record.session.clone();
         drop(record);
+        // No run of it needs them any more.
+        if let Err(error) = self.folder.remove(&["datasets"]).await {
+            tracing::warn!(
+                session = %self.id,
+                error = node::error::chain(&error),
+                "cannot remove the datasets of an ended session; will retry later"
+            );
+        }
         // The run that lost its sandbox tells its end first.
         let _ = tokio::time::timeout(LAST_WORDS_WITHIN, self.turn.lock()).await;
         self.say(SessionEvent::SessionEnded);
         Ok(session)
     }
 
-    /// Frees everything it holds on the machine: waits for the run that goes on, and stops the sandbox (A1.06). Can be repeated.
+    /// Frees everything it holds on the machine: waits for the run that goes on, and stops the sandbox (requirement A1.06). Can be repeated.
     ///
     /// # Errors
     /// The store does not answer.
@@ -267,7 +279,7 @@ impl Live {
     /// Has a dataset be copied into every sandbox from now on: its bytes are there already.
     ///
     /// # Errors
-    /// Another name has become the same file, there are too many, or the store does not answer (A5.02).
+    /// Another name has become the same file, there are too many, or the store does not answer (requirement A5.02).
     pub async fn add_dataset(
         &self,
         platform: &Platform,
@@ -282,6 +294,12 @@ impl Live {
         record.placed.retain(|path| *path != dataset.path);
         self.save(platform, &record).await?;
         Ok(dataset)
+    }
+
+    /// Whether the bytes of a dataset of this name are in use.
+    pub async fn has_dataset(&self, name: &str) -> bool {
+        let record = self.record.lock().await;
+        check_open(&record.session).is_ok() && record.session.datasets.iter().any(|one| one.name == name)
     }
 
     /// Refuses a dataset that could not be added, before its bytes are taken.
@@ -301,8 +319,8 @@ impl Live {
             return Err(Error {
                 code: ErrorCode::Conflict,
                 ..Error::invalid(
-                    format!("the datasets {:?} and {name:?} would both be {path}", other.name),
-                    "Give one of them another name.",
+                    format!("the datasets {:?} and {name:?} would have the same path {path}", other.name),
+                    "Give one of the datasets another name.",
                 )
             });
         }
@@ -316,7 +334,7 @@ impl Live {
         let whole = others().map(|other| other.size_bytes).sum::<u64>().saturating_add(size_bytes);
         if whole > DATASETS_BYTES_MAX {
             return Err(limits::exceeded(
-                "the datasets of the session, in bytes,",
+                "the total size of the session's datasets in bytes",
                 whole,
                 DATASETS_BYTES_MAX,
             ));
@@ -330,13 +348,11 @@ impl Live {
         if self.waiting.fetch_add(1, Ordering::AcqRel) >= WAITING_MAX {
             return Err(Error {
                 code: ErrorCode::RateLimited,
-                message: format!(
-                    "{WAITING_MAX} calls of the session wait for their turn, the most there may be"
-                ),
+                message: format!("the session already has {WAITING_MAX} queued calls, the maximum"),
                 layer: Layer::Policy,
                 ran: Ran::No,
                 retry: Retry::Safe,
-                fix: "Wait for some of them to end.".into(),
+                fix: "Wait until some of the queued calls have finished.".into(),
             });
         }
         Ok(waiting)
@@ -376,7 +392,7 @@ fn check_open(session: &Session) -> Result<(), Error> {
         SessionState::Open => Ok(()),
         SessionState::Ended => Err(Error {
             code: ErrorCode::Conflict,
-            ..Error::invalid(format!("session {} was ended", session.id), "Make a new session.")
+            ..Error::invalid(format!("session {} has ended", session.id), "Create a new session.")
         }),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Each method is one intention and one transaction. Writers take the write lock first (`BEGIN IMMEDIATE`), so whatever
 //! a decision was made on still holds when it is written down: a quota cannot be overrun between counting and inserting.
-//! Readers have connections of their own, which no writer blocks (write-ahead log).
+//! Readers have connections of their own, which no writer blocks (write-ahead log), and of which no project has more than half (`read`).
 //!
 //! ```text
 //! starting ──▶ running ──▶ stopping ──▶ ended, lost     forwards only; nothing comes after the last two
@@ -15,7 +15,10 @@
 //! it ends anyway; it loses no key and no project.
 //!
 //! **What is damaged** is never taken for empty: a store is made whole under another name and then renamed, so a file without
-//! our tables, also an empty one, is [`Error::Damaged`], and so is a write-ahead log without its file.
+//! our tables, also an empty one, is [`Error::Damaged`], and so is a write-ahead log without its file. A log that SQLite would
+//! ignore is [`Error::Log`]; keys, projects and secrets are never only in the log (`wal`).
+//!
+//! **On a full disk** a key can still be revoked (`reserve`). **When the clock goes back** what has expired stays so (`time`).
 //!
 //! **Versions.** Migrations are embedded, numbered from 1, one at most per release, and only go forward. A store that is one step
 //! newer is opened all the same, so that a release can be taken back; one that is newer still is refused
@@ -24,12 +27,16 @@
 
 mod account;
 mod history;
+mod read;
 mod request;
+mod reserve;
 mod schema;
 mod secret;
 mod session;
 #[cfg(test)]
 mod tests;
+mod time;
+mod wal;
 
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
@@ -47,7 +54,10 @@ use sqlx::{Connection, Sqlite, Transaction};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{Instrument as _, Span, info_span};
 
+use read::Readers;
 pub use request::{Request, Requested};
+use reserve::Reserve;
+use time::Latest;
 
 /// How long a caller waits for its turn while nobody gets one, and then once more for a lock that another process holds. A create
 /// must be refused within a second of a store's silence (L-04).
@@ -62,16 +72,18 @@ const TURN_WITHIN: Duration = Duration::from_secs(30);
 /// What a connection keeps of the file, in KiB as SQLite writes it: the upper pages of every index. The kernel has the rest, and
 /// a server does not grow with its history.
 const CACHE: &str = "-256";
-/// Reads are single index lookups or a page; two cores have no use for more of them at once.
-const READERS: u32 = 4;
 
 /// The store. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store {
     /// The one connection that writes: writers queue here in order instead of polling for SQLite's lock.
     writer: SqlitePool,
-    readers: SqlitePool,
+    readers: Readers,
     turns: Arc<Turns>,
+    /// By what keys expire.
+    latest: Arc<Latest>,
+    /// For revocations on a full disk.
+    reserve: Arc<Reserve>,
 }
 
 /// Whose turn it is to write, in the order of asking.
@@ -82,6 +94,8 @@ struct Turns {
     begun: AtomicU64,
     /// Whether the connection may wait for the disk at each commit.
     synced: AtomicBool,
+    /// Whether the log holds what should be in the file by now.
+    unfolded: AtomicBool,
 }
 
 /// The one connection that writes, in the hand of whoever has the turn.
@@ -106,10 +120,35 @@ pub enum Error {
         source: sqlx::Error,
     },
     /// It cannot be understood. Nothing may be concluded from what it lacks.
-    #[error("the store is damaged: {0}; put back a copy of it, or move it away to begin with an empty one")]
+    #[error(
+        "the store is damaged: {0}; restore the store from a copy, or move the store away to start with an empty store"
+    )]
     Damaged(String),
+    /// Its write-ahead log has content that SQLite would ignore.
+    #[error(
+        "the store is damaged: its write-ahead log {path} has content but no valid header; restore a copy of the store and of its \
+         log, or move the log away: the latest states of sandboxes are then lost, but keys, projects and secrets are in the \
+         store itself"
+    )]
+    Log {
+        /// Where.
+        path: String,
+    },
+    /// A key is refused, and that is only in memory.
+    #[error(
+        "key {key} is revoked, but the revocation could not be saved to disk: the key would work again if the server stopped now"
+    )]
+    NotLasting {
+        /// The key.
+        key: String,
+        /// What went wrong.
+        #[source]
+        source: std::io::Error,
+    },
     /// It was written by a later release.
-    #[error("the store has schema {found}, and this release knows {known}: use a later release")]
+    #[error(
+        "the store has schema {found}, but this release supports schemas up to {known}; use a later release"
+    )]
     Newer {
         /// The schema of the file.
         found: i64,
@@ -120,10 +159,10 @@ pub enum Error {
     #[error("the same key was used for another request")]
     Conflict,
     /// A live sandbox of the project has this name.
-    #[error("a live sandbox has the name {0}")]
+    #[error("a live sandbox already has the name {0}")]
     NameTaken(String),
     /// The project would have more than its quota.
-    #[error("the project's quota of {what} is {most}")]
+    #[error("the request exceeds the project's quota: {what} is {most}")]
     Quota {
         /// The field of the quota.
         what: &'static str,
@@ -134,7 +173,7 @@ pub enum Error {
     #[error("there is no project {0:?}")]
     NoProject(String),
     /// The cursor is not one that a page gave.
-    #[error("the cursor is not one that a page gave")]
+    #[error("the cursor is invalid")]
     Cursor,
 }
 
@@ -156,16 +195,17 @@ impl Store {
     /// It is damaged, too new, locked, or cannot be made.
     pub async fn open(path: &Path) -> Result<Self, Error> {
         schema::create_if_missing(path).await?;
+        wal::check(path)?;
         let options = options(path);
-        let writer = pool(1, OPENING).connect_with(options.clone()).await.map_err(failed("be opened"))?;
-        let readers = pool(READERS, WAIT).connect_lazy_with(options.read_only(true));
+        let writer = pool().connect_with(options.clone()).await.map_err(failed("be opened"))?;
         let turns = Arc::new(Turns {
             queue: Arc::new(Semaphore::new(1)),
             begun: AtomicU64::new(0),
             synced: AtomicBool::new(false),
+            unfolded: AtomicBool::new(false),
         });
-        let store = Self { writer, readers, turns };
-        let mut connection = store.writer.acquire().await.map_err(failed("be opened"))?;
+        let (latest, reserve) = (Arc::default(), Arc::new(Reserve::open(path)));
+        let mut connection = writer.acquire().await.map_err(failed("be opened"))?;
         schema::check(&mut connection).await?;
         // Only now, because it writes. A copy that was made with SQLite's own tools may have another mode.
         sqlx::query("PRAGMA journal_mode = WAL")
@@ -174,30 +214,40 @@ impl Store {
             .map_err(failed("be opened"))?;
         schema::migrate(&mut connection).await?;
         drop(connection);
-        store.first_reader().await?;
+        let readers = Readers::open(&options.read_only(true)).await.map_err(failed("be opened"))?;
+        let store = Self { writer, readers, turns, latest, reserve };
+        store.read_time().await?;
+        // What cannot be written yet is refused from memory.
+        let _ = store.write_revocations().await;
         Ok(store)
     }
 
-    /// Opens the file for whoever reads, with the patience of a start: later ones have one that is open.
-    async fn first_reader(&self) -> Result<(), Error> {
-        let deadline = Instant::now() + OPENING;
-        loop {
-            match self.readers.acquire().await {
-                Ok(_) => return Ok(()),
-                Err(sqlx::Error::PoolTimedOut) if Instant::now() < deadline => {}
-                Err(error) => return Err(failed("be opened")(error)),
-            }
+    /// Does what could not be done before, or is due: writes revocations and the time, empties the log. To be called now and then.
+    pub async fn upkeep(&self) {
+        let done = async {
+            self.write_revocations().await?;
+            self.write_time_if_due().await?;
+            self.checkpoint_if_due().await
+        };
+        if let Err(error) = done.await {
+            tracing::debug!(
+                error = node::error::chain(&error),
+                "maintenance of the store failed; will retry"
+            );
         }
     }
 
-    /// Whether the store can be written now.
+    /// Whether the store can be written now: the time is.
     ///
     /// # Errors
     /// It does not answer.
     pub async fn ping(&self) -> Result<(), Error> {
         const ACT: &str = "be written";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
-        begin(&mut connection, ACT).await?.rollback().await.map_err(failed(ACT))
+        if api::defence::is_off("L-11") {
+            return begin(&mut connection, ACT).await?.rollback().await.map_err(failed(ACT));
+        }
+        self.write_time(&mut connection, ACT).await
     }
 
     /// Waits for what is under way and closes the file.
@@ -277,11 +327,12 @@ impl Writer {
     }
 }
 
-fn pool(most: u32, within: Duration) -> SqlitePoolOptions {
+/// Of one connection.
+fn pool() -> SqlitePoolOptions {
     // Connections to a file do not go stale, and the last one to leave would take the write-ahead log with it.
     SqlitePoolOptions::new()
-        .max_connections(most)
-        .acquire_timeout(within)
+        .max_connections(1)
+        .acquire_timeout(OPENING)
         .idle_timeout(None)
         .max_lifetime(None)
         .test_before_acquire(false)
@@ -322,11 +373,11 @@ fn failed(act: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
 
 /// The body of a row.
 fn parse<T: serde::de::DeserializeOwned>(id: &str, body: &str) -> Result<T, Error> {
-    serde_json::from_str(body).map_err(|error| Error::Damaged(format!("the row of {id}: {error}")))
+    serde_json::from_str(body).map_err(|error| Error::Damaged(format!("row {id}: {error}")))
 }
 
 fn body<T: serde::Serialize>(id: &str, value: &T) -> Result<String, Error> {
-    serde_json::to_string(value).map_err(|error| Error::Damaged(format!("the row of {id}: {error}")))
+    serde_json::to_string(value).map_err(|error| Error::Damaged(format!("row {id}: {error}")))
 }
 
 /// SQLite's integers are signed. What is larger than the largest of them is as good as it.

@@ -145,7 +145,7 @@ async fn outward(
                 Ok(Some(Event::Result { .. })) => continue,
                 Ok(Some(Event::End(end))) => (TerminalEvent::End { end }, true),
                 Ok(None) => {
-                    let error = node::Error::Protocol("the output ended without an end".into()).to_api();
+                    let error = node::Error::Protocol("the output stream ended without an end event".into()).to_api();
                     (TerminalEvent::Error { error }, true)
                 }
                 Err(error) => (TerminalEvent::Error { error: told(error) }, true),
@@ -182,8 +182,8 @@ impl Asked {
     async fn input(&self, message: &Bytes) -> Result<(), Error> {
         let Some((offset, bytes)) = parts(message) else {
             return Err(Error::invalid(
-                "a binary message is shorter than its offset",
-                "Send the offset as eight bytes, big-endian, and then the input.",
+                "the binary message is shorter than an offset",
+                "Send the offset as eight bytes, big-endian, followed by the input.",
             ));
         };
         if !bytes.is_empty() {
@@ -196,7 +196,7 @@ impl Asked {
     async fn request(&self, text: &str) -> Result<(), Error> {
         let request = serde_json::from_str(text).map_err(|error| {
             Error::invalid(
-                format!("a text message is not what was expected: {error}"),
+                format!("invalid text message: {error}"),
                 r#"Send {"resize":{"cols":80,"rows":24}} or {"signal":2}; input is a binary message."#,
             )
         })?;

@@ -51,10 +51,10 @@ pub enum Error {
     #[error(transparent)]
     Store(#[from] store::Error),
     /// There are secrets, and the key that they are sealed with is gone.
-    #[error("secrets are sealed with a key that is not there: {KEY_FILE} is missing from the data directory")]
+    #[error("cannot open the secrets: their key {KEY_FILE} is missing from the data directory")]
     KeyMissing,
     /// There is a key, and it is another one.
-    #[error("{0} is sealed with another key than the one in {KEY_FILE}")]
+    #[error("{0} was sealed with a different key than the one in {KEY_FILE}")]
     KeyForeign(String),
     /// The file with the key cannot be used.
     #[error("cannot {act} {KEY_FILE}")]
@@ -66,7 +66,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The system has no random bytes.
-    #[error("cannot seal anything: there are no random bytes")]
+    #[error("cannot seal a secret: the system has no random bytes")]
     Random,
     /// No authority could be made.
     #[error(transparent)]
@@ -159,7 +159,7 @@ impl Vault {
         };
         let key = (bytes.len() == KEY_BYTES).then(|| UnboundKey::new(&CHACHA20_POLY1305, &bytes));
         let Some(Ok(key)) = key else {
-            let why = format!("it has {} bytes, and a key has {KEY_BYTES}", bytes.len());
+            let why = format!("the file has {} bytes, but a key has {KEY_BYTES} bytes", bytes.len());
             return Err(Error::KeyFile { act: "use", source: io::Error::other(why) });
         };
         Ok(self.key.get_or_init(|| LessSafeKey::new(key)))
@@ -193,17 +193,17 @@ impl From<Error> for Fault {
 /// What is said of it outside.
 fn told(error: Error) -> api::Error {
     let message = node::error::chain(&error);
-    tracing::error!(error = message, "a secret could not be kept or had");
+    tracing::error!(error = message, "cannot store or read a secret");
     let fix = match error {
         Error::Store(error) => return Fault::from(error).error().clone(),
         Error::KeyMissing => {
-            "Whoever runs the server puts that file back from a copy; without one, remove all secrets and set them again."
+            "Ask the operator of the server to restore the key file from a copy. Without a copy, remove all secrets and set them again."
         }
         Error::KeyForeign(_) => {
-            "Set the secret again; or whoever runs the server puts back the file that it was sealed with."
+            "Set the secret again, or ask the operator of the server to restore the key file that the secret was sealed with."
         }
         Error::KeyFile { .. } | Error::Random | Error::Authority(_) => {
-            "Ask whoever runs the server to look into its log."
+            "Ask the operator of the server to check the server log."
         }
     };
     api::Error {
@@ -244,7 +244,7 @@ fn make(path: &Path) -> Result<Vec<u8>, Error> {
         File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()?;
         fs::read(path)
     };
-    write().map_err(|source| Error::KeyFile { act: "make", source })
+    write().map_err(|source| Error::KeyFile { act: "create", source })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A server with the part of Daytona's API that Belljar uses: each workspace is a container of the Docker engine that `DOCKER_HOST`
+//! A server with the part of Daytona's API that Bellglass uses: each workspace is a container of the Docker engine that `DOCKER_HOST`
 //! names. The published SDK is installed beside it, and drives it in a test, so that the server is checked too.
 
 use std::io::{BufRead as _, BufReader};
@@ -60,7 +60,7 @@ impl Server {
 
     /// The container of a sandbox's workspace.
     pub fn container_of(&self, id: &SandboxId) -> String {
-        let named = format!("label=daytona.test.name=belljar-{id}");
+        let named = format!("label=daytona.test.name=bellglass-{id}");
         let found =
             Command::new("docker").args(["ps", "-q", "--no-trunc", "--filter", &named]).output().unwrap();
         String::from_utf8(found.stdout).unwrap().trim().to_owned()

@@ -22,7 +22,7 @@ pub struct Dockerd {
 impl Dockerd {
     /// Starts one with these options besides.
     pub fn start(options: &[&str]) -> Self {
-        let home = tempfile::Builder::new().prefix("belljar-dockerd").tempdir_in("/var/tmp").unwrap();
+        let home = tempfile::Builder::new().prefix("bellglass-dockerd").tempdir_in("/var/tmp").unwrap();
         std::fs::set_permissions(home.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let options = options.iter().map(|word| (*word).to_owned()).collect();
         let mut engine = Self { child: None, options, home };

@@ -1,10 +1,11 @@
 //! A place to try sandboxes in: a data directory of its own, a real runtime, and a look at what is left afterwards.
 
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::exec::ExecSpec;
 use api::limits::Limits;
@@ -26,7 +27,7 @@ const TEST_WITHIN: Duration = Duration::from_secs(300);
 pub struct Lab {
     /// The runtime under test.
     pub runtime: Arc<dyn Runtime>,
-    /// The machine as `belljar` sees it.
+    /// The machine as `bellglass` sees it.
     pub machine: Machine,
     layer: PathBuf,
     /// Kept last: the directory goes when everything else is gone.
@@ -36,7 +37,7 @@ pub struct Lab {
 impl Lab {
     /// A lab on the runtime of that name.
     pub fn new(runtime: &str) -> Self {
-        let data = tempfile::Builder::new().prefix("belljar-lab").tempdir().expect("a temporary directory");
+        let data = tempfile::Builder::new().prefix("bellglass-lab").tempdir().expect("a temporary directory");
         // Processes of a sandbox walk through it.
         std::fs::set_permissions(data.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
         let machine = Machine::open(data.path()).expect("the data directory");
@@ -53,11 +54,11 @@ impl Lab {
         self.data.path()
     }
 
-    /// What `belljar run` would start, with these limits.
+    /// What `bellglass run` would start, with these limits.
     pub fn spec(&self, limits: Limits) -> Spec {
         Spec {
             layers: vec![self.layer.clone()],
-            image: layer::base_image(self.runtime.name()),
+            image: layer::base_image_in(self.data(), self.runtime.name()),
             // What is wrong in itself stays so, to be refused.
             limits: if limits.check().is_ok() { self.runtime.within(limits) } else { limits },
             profile: Profile::Run,
@@ -84,7 +85,7 @@ impl Lab {
         let place =
             Place::find(Kind::ALL.into_iter().find(|kind| kind.name() == self.runtime.name()).unwrap());
         let socket = place.unwrap().address.trim_start_matches("unix://").to_owned();
-        let path = format!("http://engine/containers/belljar-{id}/json");
+        let path = format!("http://engine/containers/bellglass-{id}/json");
         let said = command.args(["--silent", "--unix-socket", &socket, &path]).output().unwrap().stdout;
         let said: serde_json::Value = serde_json::from_slice(&said).unwrap();
         said["State"]["Pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).unwrap()
@@ -118,19 +119,58 @@ fn instance(machine: &Machine, name: &str) -> Arc<dyn Runtime> {
     machine.runtime(name).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// A promised time, on this machine: `BELLJAR_SLOWDOWN` is how many times slower an emulated processor is.
+/// A promised time, on this machine: `BELLGLASS_SLOWDOWN` is how many times slower an emulated processor is.
 pub fn promised(seconds: u64) -> Duration {
-    let slowdown = std::env::var("BELLJAR_SLOWDOWN").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let slowdown = std::env::var("BELLGLASS_SLOWDOWN").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     Duration::from_secs(seconds * slowdown)
+}
+
+/// The longest time that this machine's disk took to keep a few bytes, looked at all the time. A server that keeps its records on the
+/// same disk can be late by as much.
+pub struct Disk {
+    done: std::sync::mpsc::Sender<()>,
+    thread: std::thread::JoinHandle<Duration>,
+}
+
+impl Disk {
+    /// Begins to look, with a file of its own in this directory.
+    pub fn beside(directory: &Path) -> Self {
+        const EVERY: Duration = Duration::from_millis(100);
+        let mut file = tempfile::NamedTempFile::new_in(directory).unwrap();
+        let (done, until) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let mut longest = Duration::ZERO;
+            while until.recv_timeout(EVERY) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                let began = Instant::now();
+                file.write_all(b"kept").unwrap();
+                file.as_file().sync_all().unwrap();
+                longest = longest.max(began.elapsed());
+            }
+            longest
+        });
+        Self { done, thread }
+    }
+
+    /// Ends, and says the longest.
+    pub fn longest(self) -> Duration {
+        drop(self.done);
+        self.thread.join().unwrap()
+    }
+}
+
+/// Picks between the full size of a test and the size that CI has time for. `BELLGLASS_FULL` asks for the full one, as
+/// `just real` and `just attacks` do without `--quick`.
+pub fn sized<T>(full: T, quick: T) -> T {
+    if std::env::var_os("BELLGLASS_FULL").is_some() { full } else { quick }
 }
 
 /// All runtimes whose sandboxes must behave alike.
 pub const EVERYWHERE: &[&str] = &["runc", "runsc", "docker", "podman", "daytona"];
 
-/// Whether tests are to use the runtime of that name: `BELLJAR_RUNTIMES` says which, with commas between; else those that need no
+/// Whether tests are to use the runtime of that name: `BELLGLASS_RUNTIMES` says which, with commas between; else those that need no
 /// engine.
 pub fn wanted(name: &str) -> bool {
-    match std::env::var("BELLJAR_RUNTIMES") {
+    match std::env::var("BELLGLASS_RUNTIMES") {
         Ok(list) => list.split(',').any(|one| one == name),
         Err(_) => name != daytona::NAME && Kind::ALL.into_iter().all(|kind| kind.name() != name),
     }
@@ -138,11 +178,12 @@ pub fn wanted(name: &str) -> bool {
 
 /// Runs a test on each of these runtimes, and checks that it leaves nothing behind.
 pub fn on(runtimes: &[&str], test: impl AsyncFn(&Lab)) {
-    if std::env::var_os("BELLJAR_REAL").is_none() {
+    if std::env::var_os("BELLGLASS_REAL").is_none() {
         eprintln!("skipped: needs root and real runtimes; run it with `just real`");
         return;
     }
     for name in runtimes.iter().filter(|name| wanted(name)) {
+        crate::traces::begin_test();
         let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let lab = Lab::new(name);
         let done = catch_unwind(AssertUnwindSafe(|| {

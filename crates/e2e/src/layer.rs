@@ -14,13 +14,13 @@ use runtime::engine::{Engine, Kind, Place};
 use crate::apart;
 
 /// Where the template is kept between runs. Every user may walk there, which is not so for every checkout.
-const KEPT: &str = "/var/tmp/belljar-test";
+const KEPT: &str = "/var/tmp/bellglass-test";
 
-/// A directory with a Debian system in it, mount points made: `BELLJAR_TEST_LAYER`, or the layer of the template
-/// `base`, built as `belljar template build base` does, on first use.
+/// A directory with a Debian system in it, mount points made: `BELLGLASS_TEST_LAYER`, or the layer of the template
+/// `base`, built as `bellglass template build base` does, on first use.
 pub fn base() -> PathBuf {
     static BASE: OnceLock<PathBuf> = OnceLock::new();
-    BASE.get_or_init(|| match std::env::var_os("BELLJAR_TEST_LAYER") {
+    BASE.get_or_init(|| match std::env::var_os("BELLGLASS_TEST_LAYER") {
         Some(path) => path.into(),
         None => built(Path::new(KEPT)),
     })
@@ -32,7 +32,7 @@ pub fn kept() -> &'static Path {
     Path::new(KEPT)
 }
 
-/// Puts a template that comes with Belljar, and takes minutes to build, into a data directory: `interpreter`. It is built once, and
+/// Puts a template that comes with Bellglass, and takes minutes to build, into a data directory: `interpreter`. It is built once, and
 /// again what has changed in its recipe; its layers are shared.
 pub fn lend(data: &Path, name: &str) {
     static LENT: Mutex<BTreeMap<String, Template>> = Mutex::new(BTreeMap::new());
@@ -65,8 +65,8 @@ pub fn load(kind: Kind, name: &str) -> String {
 }
 
 /// Likewise, to an engine elsewhere, which is to know it by another name as well.
-pub fn load_at(kind: Kind, address: &str, name: &str, also: &str) {
-    load_into(Place { kind, address: address.to_owned() }, name, Some(also));
+pub fn load_at(kind: Kind, address: &str, name: &str, also: &str) -> String {
+    load_into(Place { kind, address: address.to_owned() }, name, Some(also))
 }
 
 fn load_into(place: Place, name: &str, also: Option<&str>) -> String {
@@ -77,7 +77,7 @@ fn load_into(place: Place, name: &str, also: Option<&str>) -> String {
         let loaded = builder.load(name, &engine, &|_| {}).await;
         let image = loaded.unwrap_or_else(|error| panic!("{}", node::error::chain(&error))).image();
         if let Some(also) = also {
-            engine.tag(&image, also).await.unwrap();
+            engine.tag(&engine.id_of(&image).unwrap().unwrap(), also).await.unwrap();
         }
         image
     })
@@ -102,7 +102,29 @@ pub fn lend_base(data: &Path) {
 /// Gives an image of an engine's another name as well.
 pub fn also_named(kind: Kind, image: &str, name: &str) {
     let machine = Machine::open(Path::new(KEPT)).unwrap();
-    apart(async || machine.engine(kind).unwrap().tag(image, name).await.unwrap());
+    apart(async || {
+        let engine = machine.engine(kind).unwrap();
+        engine.tag(&engine.id_of(image).unwrap().unwrap(), name).await.unwrap();
+    });
+}
+
+/// Has another data directory know an image of an engine's, by a name of its own.
+pub fn lend_image(data: &Path, kind: Kind, image: &str, name: &str) {
+    let record = |data: &Path, name: &str| {
+        data.join(format!("engine/{}-images", kind.name())).join(name.replace('/', "+"))
+    };
+    let to = record(data, name);
+    std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+    std::fs::copy(record(Path::new(KEPT), image), to).unwrap();
+}
+
+/// [`base_image`], which this data directory knows from then on.
+pub fn base_image_in(data: &Path, runtime: &str) -> String {
+    let image = base_image(runtime);
+    if let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == runtime) {
+        lend_image(data, kind, &image, &image);
+    }
+    image
 }
 
 fn built(data: &Path) -> PathBuf {

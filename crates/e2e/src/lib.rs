@@ -3,12 +3,11 @@
 //! | test target | holds | needs |
 //! |---|---|---|
 //! | `house` | the house rules: layering, names, module docs, length, links | nothing |
-//! | `real_*` | behaviour of real sandboxes; one file per subject | root, runc, a template; runsc where present |
-//! | `attacks` | the attacks of `attacks/`, each with its positive control | the same |
-//! | `attacks_service` | those on the service | the same, faketime, openssl, PyPI |
+//! | `real` | behaviour of real sandboxes; one module per subject | root, runc, a template; runsc where present |
+//! | `attacks` | the attacks of `attacks/`, each with its positive control | the same, faketime, openssl, PyPI |
 //! | `figures` (a program) | the figures of `docs/specification.md` | the same |
 //!
-//! A test that needs root starts nothing unless `BELLJAR_REAL` is set in the environment, as `just real` and
+//! A test that needs root starts nothing unless `BELLGLASS_REAL` is set in the environment, as `just real` and
 //! `just attacks` set it, so that `cargo test` is safe on anybody's machine.
 
 // A library for tests: it fails as tests do.

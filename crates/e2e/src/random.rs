@@ -4,12 +4,12 @@
 pub struct Random(u64);
 
 impl Random {
-    /// From the seed in `BELLJAR_SEED`, or a fresh one.
+    /// From the seed in `BELLGLASS_SEED`, or a fresh one.
     #[expect(clippy::new_without_default, reason = "it prints")]
     pub fn new() -> Self {
-        let seed = std::env::var("BELLJAR_SEED").ok().and_then(|text| text.parse().ok());
+        let seed = std::env::var("BELLGLASS_SEED").ok().and_then(|text| text.parse().ok());
         let seed = seed.unwrap_or_else(|| u64::from(std::process::id()) * 2_654_435_761 + 1);
-        eprintln!("seed: BELLJAR_SEED={seed}");
+        eprintln!("seed: BELLGLASS_SEED={seed}");
         Self(seed)
     }
 

@@ -31,7 +31,7 @@ pub struct Room {
 /// What a run of code wrote and showed, and how it ended.
 #[derive(Clone, Debug)]
 pub struct Ran {
-    /// Standard output; what is no UTF-8 is replaced (A3.01).
+    /// Standard output; what is no UTF-8 is replaced (requirement A3.01).
     pub stdout: String,
     /// Standard error, likewise.
     pub stderr: String,

@@ -1,4 +1,4 @@
-//! A server to try things on: the real `belljar serve`, with a data directory and a port of its own, that can be killed and
+//! A server to try things on: the real `bellglass serve`, with a data directory and a port of its own, that can be killed and
 //! started again.
 
 use std::fs::File;
@@ -53,12 +53,12 @@ pub struct Service {
     data: TempDir,
 }
 
-/// The `belljar` that is tested.
+/// The `bellglass` that is tested.
 ///
 /// # Panics
 /// Nobody said which.
 pub fn binary() -> PathBuf {
-    std::env::var_os("BELLJAR_BINARY").expect("BELLJAR_BINARY names it, as `just real` does").into()
+    std::env::var_os("BELLGLASS_BINARY").expect("BELLGLASS_BINARY names it, as `just real` does").into()
 }
 
 /// A small sandbox: tests make many.
@@ -85,7 +85,8 @@ impl Service {
 
     /// Likewise, with words before the program and options after `serve`.
     pub fn with(before: &[&str], extra: &[&str]) -> Self {
-        let data = tempfile::Builder::new().prefix("belljar-serve").tempdir().expect("a temporary directory");
+        let data =
+            tempfile::Builder::new().prefix("bellglass-serve").tempdir().expect("a temporary directory");
         Self::on(data, before, extra)
     }
 
@@ -93,9 +94,10 @@ impl Service {
     pub fn on_engine(kind: Kind) -> Self {
         let service = Self::with(&[], &["--backends", kind.name()]);
         let base = node::template::Store::new(service.data()).load("base").unwrap().image();
-        layer::also_named(kind, &layer::base_image(kind.name()), &base);
+        layer::lend_image(service.data(), kind, &layer::base_image(kind.name()), &base);
         layer::lend(service.data(), "interpreter");
-        layer::load(kind, "interpreter");
+        let interpreter = layer::load(kind, "interpreter");
+        layer::lend_image(service.data(), kind, &interpreter, &interpreter);
         service
     }
 
@@ -156,11 +158,11 @@ impl Service {
             .args(["serve", "--listen", &self.address, "--first-key"])
             .arg(self.first_key())
             .args(&self.extra)
-            .env_remove("BELLJAR_SERVER")
+            .env_remove("BELLGLASS_SERVER")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log);
-        let mut child = command.spawn().expect("belljar serve");
+        let mut child = command.spawn().expect("bellglass serve");
         let (send, lines) = mpsc::channel();
         let stdout = child.stdout.take().unwrap();
         std::thread::spawn(move || {
@@ -173,7 +175,7 @@ impl Service {
             match lines.recv_timeout(STARTS_WITHIN.saturating_sub(begun.elapsed())) {
                 Ok(line) => {
                     if let Some((_, address)) =
-                        line.strip_prefix("belljar serves ").and_then(|url| url.split_once("://"))
+                        line.strip_prefix("bellglass serves ").and_then(|url| url.split_once("://"))
                     {
                         self.address = address.trim_end().to_owned();
                         return begun.elapsed();
@@ -192,7 +194,7 @@ impl Service {
         }
     }
 
-    /// Uses another `belljar` from the next start on.
+    /// Uses another `bellglass` from the next start on.
     pub fn replace(&mut self, binary: &Path) {
         self.binary = binary.to_owned();
     }
@@ -200,6 +202,13 @@ impl Service {
     /// Puts these words before the program from the next start on.
     pub fn run_under(&mut self, before: &[&str]) {
         self.before = before.iter().map(|word| (*word).to_owned()).collect();
+    }
+
+    /// Starts the server again with the defence against an attack off, for its control.
+    pub fn undefend(&mut self, attack: &str) {
+        self.kill();
+        self.run_under(&["env", &format!("{}={attack}", api::defence::VARIABLE)]);
+        self.begin();
     }
 
     /// The process of the server.
@@ -227,11 +236,11 @@ impl Service {
         Wire::new(self.address.parse().unwrap(), Some(&self.key))
     }
 
-    /// `belljar` as a person calls it who uses this server.
+    /// `bellglass` as a person calls it who uses this server.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command.arg("--data").arg(self.data.path()).args(arguments);
-        command.env("BELLJAR_SERVER", self.url()).env("BELLJAR_KEY", &self.key).stdin(Stdio::null());
+        command.env("BELLGLASS_SERVER", self.url()).env("BELLGLASS_API_KEY", &self.key).stdin(Stdio::null());
         command
     }
 
@@ -266,7 +275,7 @@ impl Service {
         lend_template(self.data(), name, letter);
     }
 
-    /// Builds a template that comes with Belljar.
+    /// Builds a template that comes with Bellglass.
     pub fn build(&self, recipe: &str) {
         let built = self.command(&["template", "build", recipe]).output().unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
@@ -359,10 +368,11 @@ pub fn tiers() -> impl Iterator<Item = Tier> {
 
 /// Runs a test if tests on real servers are wanted.
 pub fn served(test: impl AsyncFn()) {
-    if std::env::var_os("BELLJAR_REAL").is_none() {
+    if std::env::var_os("BELLGLASS_REAL").is_none() {
         eprintln!("skipped: needs root and real runtimes; run it with `just real`");
         return;
     }
+    crate::traces::begin_test();
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

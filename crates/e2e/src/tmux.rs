@@ -17,7 +17,7 @@ impl Tmux {
     pub fn run(command: &str, (cols, rows): (u32, u32), env: &[(&str, &str)]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let tmux = Self { name: format!("belljar-test-{}-{number}", std::process::id()) };
+        let tmux = Self { name: format!("bellglass-test-{}-{number}", std::process::id()) };
         let (cols, rows) = (cols.to_string(), rows.to_string());
         let mut words = vec!["-f", "/dev/null", "new-session", "-d", "-x", &cols, "-y", &rows];
         let pairs: Vec<String> = env.iter().map(|(name, value)| format!("{name}={value}")).collect();

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Orphans are reaped by process 1 of the machine, which may take its time.
@@ -15,6 +16,20 @@ const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct Traces {
     marks: Vec<String>,
+}
+
+/// Separates a test from earlier tests in the same process. Process 1 of the machine adopts orphans of the test's servers, unless the
+/// test itself uses a runtime, and zombies of earlier tests are ignored.
+pub fn begin_test() {
+    // The kernel allows this call to every process.
+    let _ = rustix::process::set_child_subreaper(None);
+    *before() = all_zombies();
+}
+
+/// The zombies of earlier tests.
+fn before() -> MutexGuard<'static, BTreeSet<String>> {
+    static BEFORE: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Traces {
@@ -80,13 +95,18 @@ fn processes(seen: &mut BTreeSet<String>) {
             String::from_utf8_lossy(&std::fs::read(entry.path().join(name)).unwrap_or_default()).into_owned()
         };
         let cgroups = read("cgroup");
-        let cgroup = cgroups.lines().find(|line| line.contains("/belljar/")).unwrap_or_default();
+        let cgroup = cgroups.lines().find(|line| line.contains("/bellglass/")).unwrap_or_default();
         seen.insert(format!("process {pid} {} {cgroup}", read("cmdline").replace('\0', " ")));
     }
 }
 
 /// Dead children of this process that nobody has collected.
 fn zombies() -> BTreeSet<String> {
+    let before = before().clone();
+    all_zombies().difference(&before).cloned().collect()
+}
+
+fn all_zombies() -> BTreeSet<String> {
     let me = format!(" Z {} ", std::process::id());
     let stats = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     stats
@@ -96,16 +116,16 @@ fn zombies() -> BTreeSet<String> {
         .collect()
 }
 
-/// Cgroups below a directory named `belljar`.
+/// Cgroups below a directory named `bellglass`.
 fn cgroups(directory: &Path, depth: u32, seen: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
         let path = entry.path();
-        if directory.file_name().is_some_and(|name| name == "belljar") {
+        if directory.file_name().is_some_and(|name| name == "bellglass") {
             seen.insert(format!("cgroup {}", path.display()));
-        } else if depth > 0 && (entry.file_name() == "belljar" || depth == 3) {
+        } else if depth > 0 && (entry.file_name() == "bellglass" || depth == 3) {
             cgroups(&path, depth - 1, seen);
         }
     }

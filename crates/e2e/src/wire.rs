@@ -99,7 +99,7 @@ impl Wire {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(SocketAddr::from((self.from, 0))).unwrap();
         let mut stream = socket.connect(self.address).await.unwrap();
-        let mut text = format!("{method} {path} HTTP/1.1\r\nhost: belljar\r\nconnection: close\r\n");
+        let mut text = format!("{method} {path} HTTP/1.1\r\nhost: bellglass\r\nconnection: close\r\n");
         if let Some(key) = &self.key {
             text.push_str(&format!("authorization: Bearer {key}\r\n"));
         }

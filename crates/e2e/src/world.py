@@ -14,6 +14,7 @@ NAMES = {
     "meta.example": [META], "mixed.example": [META, GOOD], "metadata.google.internal": [META], "six.example": ["2606:2800:220::34"],
     "mapped.example": ["::ffff:169.254.169.254"], "nat64.example": ["64:ff9b::a9fe:a9fe"], "machine.example": ["93.184.216.1"],
     "loop.example": ["127.0.0.1"], "registry.good.example": ["93.184.216.40"], "github.com": [GOOD], "closed.example": ["93.184.216.40"],
+    "silent.example": [f"93.184.217.{n}" for n in range(1, 17)],
 }
 ALIASES = {"alias.example": "meta.example"}
 seen = {"dns": 0, "requests": 0, "open": 0, "asked": {}}
@@ -85,6 +86,14 @@ async def reflect(path, headers, body, writer):
         writer.write(b"0\r\n\r\n")
     elif kind == "trailer":
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-echo\r\n\r\n2\r\nok\r\n0\r\nx-echo: " + token + b"\r\n\r\n")
+    elif kind.startswith("coded/"):
+        # Compressed on its way only: the names of the codings stand in the path, a header for each part.
+        lines = b"".join(b"transfer-encoding: %s\r\n" % one.encode() for one in kind[6:].replace("+", ", ").split("/"))
+        data = packed(token)
+        chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data)
+        writer.write(b"HTTP/1.1 200 OK\r\n" + lines + b"\r\n" + (chunks if b"chunked" in lines else data))
+        if b"chunked" not in lines:
+            writer.close()
     elif kind == "upgrade":
         writer.write(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n" + token)
     else:
@@ -117,6 +126,16 @@ async def serve(reader, writer):
             said_to.append({"here": here, "tls": tls, "path": path, "headers": headers, "body": body[:1000].decode("latin1")})
             if "/reflect/" in path:
                 await reflect(path, headers, body, writer)
+                continue
+            if path == "/hang":
+                # A head of 392 kB that does not end.
+                writer.write(b"HTTP/1.1 200 OK\r\n" + b"".join(b"x-%d: %s\r\n" % (n, b"y" * 8000) for n in range(49)))
+                await writer.drain()
+                await reader.read()
+                return
+            if path == "/echo":
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+                await writer.drain()
                 continue
             if path == "/drip":
                 writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")

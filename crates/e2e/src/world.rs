@@ -1,5 +1,5 @@
 //! A world outside: a network namespace that holds public-looking addresses with servers behind them, and another, joined to it by one
-//! cable, in which a test and its `belljar serve` run. No route leads out of the two.
+//! cable, in which a test and its `bellglass serve` run. No route leads out of the two.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -39,7 +39,7 @@ pub struct World {
 
 /// Runs a test in a network namespace of its own that is joined to a world outside, if tests on real servers are wanted.
 pub fn in_a_world(test: impl AsyncFn(&World) + Send + Sync) {
-    if std::env::var_os("BELLJAR_REAL").is_none() {
+    if std::env::var_os("BELLGLASS_REAL").is_none() {
         eprintln!("skipped: needs root and real runtimes; run it with `just real`");
         return;
     }
@@ -73,7 +73,7 @@ fn enter_empty() {
 
 impl World {
     fn new() -> Self {
-        let place = tempfile::Builder::new().prefix("belljar-world").tempdir().unwrap();
+        let place = tempfile::Builder::new().prefix("bellglass-world").tempdir().unwrap();
         let (program, pem) = (place.path().join("world.py"), place.path().join("pem"));
         std::fs::write(&program, PROGRAM).unwrap();
         std::fs::write(
@@ -115,9 +115,23 @@ impl World {
 
     /// A server of this build whose names are those of this world.
     pub fn service(&self) -> Service {
+        self.service_with(&[])
+    }
+
+    /// Likewise, with options after `serve`.
+    pub fn service_with(&self, extra: &[&str]) -> Service {
         let before = self.before();
         let before: Vec<&str> = before.iter().map(String::as_str).collect();
-        Service::with(&before, &[])
+        Service::with(&before, extra)
+    }
+
+    /// Starts a server of this world again with the defence against an attack off, for its control.
+    pub fn undefend(&self, service: &mut Service, attack: &str) {
+        let (before, switch) = (self.before(), format!("{}={attack}", api::defence::VARIABLE));
+        let words = before.iter().map(String::as_str).chain(["env", switch.as_str()]);
+        service.kill();
+        service.run_under(&words.collect::<Vec<_>>());
+        service.begin();
     }
 
     /// A program that runs beside the server: without a sandbox, with the names of this world.

@@ -1,5 +1,5 @@
-//! The recipes that come with Belljar, from nothing, with the indexes of this machine: `just images`. They take minutes and a gigabyte, so
-//! they are not among the tests of every change; `BELLJAR_IMAGES` names those that are built, with commas between.
+//! The recipes that come with Bellglass, from nothing, with the indexes of this machine: `just images`. They take minutes and a gigabyte, so
+//! they are not among the tests of every change; `BELLGLASS_IMAGES` names those that are built, with commas between.
 
 // A test fails by panicking, and what it prints is the table of results.
 #![allow(
@@ -54,38 +54,38 @@ struct Shop {
 }
 
 impl Shop {
-    /// Runs `belljar` on the data of this test.
-    fn belljar(&self, words: &[&str]) -> Output {
+    /// Runs `bellglass` on the data of this test.
+    fn bellglass(&self, words: &[&str]) -> Output {
         Command::new(binary()).arg("--data").arg(&self.data).args(words).output().unwrap()
     }
 
     /// Builds a recipe and says how long that took and which steps were made.
     fn build(&self, recipe: &Path) -> (f64, Vec<String>) {
         let begun = Instant::now();
-        let output = self.belljar(&["template", "build", recipe.to_str().unwrap()]);
+        let output = self.bellglass(&["template", "build", recipe.to_str().unwrap()]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{said}");
-        let steps = said.lines().filter(|line| line.contains(": step ") && !line.contains("(made before)"));
+        let steps = said.lines().filter(|line| line.contains(": step ") && !line.contains("(cached)"));
         (begun.elapsed().as_secs_f64(), steps.map(str::to_owned).collect())
     }
 
     fn python(&self, template: &str, program: &str) -> String {
-        let output = self.belljar(&["run", "--template", template, "--", "python3", "-c", program]);
+        let output = self.bellglass(&["run", "--template", template, "--", "python3", "-c", program]);
         assert!(output.status.success(), "{template}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 }
 
-/// A13.01, A13.02, A13.03, A13.04.
+/// Requirements A13.01, A13.02, A13.03, A13.04.
 #[test]
 fn every_recipe_is_built_from_nothing_and_holds_what_it_should() {
     let Some(wanted) =
-        std::env::var("BELLJAR_IMAGES").ok().filter(|_| std::env::var_os("BELLJAR_REAL").is_some())
+        std::env::var("BELLGLASS_IMAGES").ok().filter(|_| std::env::var_os("BELLGLASS_REAL").is_some())
     else {
         eprintln!("skipped: takes minutes and a gigabyte; run it with `just images`");
         return;
     };
-    let place = tempfile::Builder::new().prefix("belljar-images").tempdir_in("/var/tmp").unwrap();
+    let place = tempfile::Builder::new().prefix("bellglass-images").tempdir_in("/var/tmp").unwrap();
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o711)).unwrap();
     let shop = Shop { data: place.path().join("data") };
     let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images");
@@ -95,7 +95,7 @@ fn every_recipe_is_built_from_nothing_and_holds_what_it_should() {
         let said = match name {
             "base" => String::new(),
             "node" => {
-                let output = shop.belljar(&[
+                let output = shop.bellglass(&[
                     "run",
                     "--template",
                     "node",

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use api::account::{CreateKey, PutProject, Quota, Role};
 use api::exec::{ExecSpec, Outcome};
-use api::limits::Limits;
-use api::sandbox::{CreateSandbox, EndReason, Lease, SandboxEvent, SandboxState, Tier};
+use api::limits::{Limits, WantedLimits};
+use api::sandbox::{CreateSandbox, EndReason, Lease, Sandbox, SandboxEvent, SandboxState, Tier};
 use api::{ErrorCode, ExecId, SandboxId};
 use client::{Client, Patience};
-use control::audit::Audit;
-use control::store::Store;
+use control::audit::{self, Audit};
+use control::store::{Request, Requested, Store};
 use control::trace::{Recorder, Steps, Traces};
 use control::{Platform, account, follow, listen, routes};
 use node::admission::Bounds;
-use node::{Machine, Node};
+use node::{Machine, Node, Order};
 use runtime::sim::Sim;
 use runtime::{Exit, Runtime};
 use tempfile::TempDir;
@@ -64,13 +64,13 @@ impl Place {
         )
         .await
         .unwrap();
-        let store = Store::open(&data.path().join("belljar.db")).await.unwrap();
+        let store = Store::open(&data.path().join("bellglass.db")).await.unwrap();
         store.put_project("default", &plenty(), 1).await.unwrap();
         let ask =
             CreateKey { project: "default".into(), role: Role::Admin, label: String::new(), valid_ms: None };
         let (new, hash) = account::mint(&ask, 1).unwrap();
         store.create_key(&new.key, &hash).await.unwrap();
-        let audit = Audit::open(&data.path().join("audit.log"), 1).unwrap();
+        let audit = Audit::open(&data.path().join("audit.log"), 1, audit::Bounds::default()).unwrap();
         let platform = Arc::new(Platform::new(node, store, audit).traced_by(traces));
         follow::begin(&platform).await.unwrap();
         tokio::spawn(follow::follow(Arc::clone(&platform)));
@@ -125,8 +125,38 @@ async fn a_sandbox_is_created_used_and_stopped_and_its_end_is_remembered() {
     assert_eq!(client.sandboxes(false).await.unwrap().len(), 0);
     assert_eq!(client.sandboxes(true).await.unwrap().len(), 1);
     assert_eq!(code(client.exec(&made.id, &exec(&["true"])).await), ErrorCode::SandboxLost);
-    // Scenario 39: the name is free at once.
+    // The name is free immediately.
     client.create(&CreateSandbox { name: Some(name), ..small() }).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stop_before_the_node_has_the_sandbox_ends_it() {
+    // A create writes its row to the store first. This test stops the sandbox then, and creates it on the node afterwards.
+    let place = Place::new().await;
+    let client = place.client("p", Role::Write, plenty()).await;
+    let order = Order { project: "p".into(), request: small(), may_open: false, may_root: false };
+    let id = node::machine::fresh_id().unwrap();
+    let row = Sandbox::asked(id.clone(), "p", &order.request, &WantedLimits::default(), 1);
+    let ask = Request { sandbox: &row, quota: &plenty(), idempotency: None };
+    assert!(matches!(place.platform.store.request(&ask).await, Ok(Requested::New(_))));
+    let (stopped, created) = tokio::join!(client.stop(&id), async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        place.platform.node.create(&id, &order, None).await
+    });
+    let stopped = stopped.unwrap();
+    assert_eq!((stopped.state, stopped.reason), (SandboxState::Ended, Some(EndReason::Stopped)));
+    assert!(created.is_err() || created.is_ok_and(|shown| shown.id == id), "it was created and stopped");
+    assert_eq!(client.sandbox(&id).await.unwrap().state, SandboxState::Ended);
+    // A row whose create was withdrawn is unknown.
+    let row = Sandbox { id: node::machine::fresh_id().unwrap(), ..row.clone() };
+    let ask = Request { sandbox: &row, ..ask };
+    assert!(matches!(place.platform.store.request(&ask).await, Ok(Requested::New(_))));
+    let (stopped, withdrawn) = tokio::join!(client.stop(&row.id), async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        place.platform.store.withdraw(&row.id).await
+    });
+    withdrawn.unwrap();
+    assert_eq!(code(stopped), ErrorCode::NotFound);
 }
 
 #[tokio::test]
@@ -158,7 +188,7 @@ async fn where_the_time_of_a_request_went_can_be_read_also_after_the_end() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_is_refused_at_once_and_crowds_nobody_out() {
-    // Scenario 44
+    // One project floods the server with creates: the excess is refused quickly, and another project is served.
     let place = Place::new().await;
     place.sim.faults(|faults| faults.start_delay = Duration::from_millis(150));
     let patience = Patience { connection: Duration::ZERO, busy: Duration::ZERO };
@@ -202,7 +232,7 @@ async fn a_flood_is_refused_at_once_and_crowds_nobody_out() {
 
 #[tokio::test]
 async fn what_belongs_to_another_project_is_not_there() {
-    // Scenario 81, X-01
+    //
     let place = Place::new().await;
     let (one, two) =
         (place.client("one", Role::Write, plenty()).await, place.client("two", Role::Write, plenty()).await);
@@ -230,7 +260,7 @@ async fn what_belongs_to_another_project_is_not_there() {
 
 #[tokio::test]
 async fn a_key_does_what_its_role_allows_until_it_is_revoked() {
-    // Scenario 82
+    // A read key changes nothing, an unknown key is rejected, and a revoked key stops working immediately.
     let place = Place::new().await;
     let (reader, writer) =
         (place.client("p", Role::Read, plenty()).await, place.client("p", Role::Write, plenty()).await);
@@ -257,7 +287,11 @@ async fn the_same_key_with_the_prefix_of_e2b_is_the_same() {
     let secret = place.key("p", Role::Write, plenty()).await;
     let client = Client::new(&place.url, &format!("e2b_{secret}")).unwrap();
     assert_eq!(client.create(&small()).await.unwrap().project, "p");
-    assert!(secret.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)));
+    let digits = secret.strip_prefix("bgk_").unwrap();
+    assert!(digits.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)));
+    // The form that E2B's SDKs insist on.
+    let client = Client::new(&place.url, &format!("e2b_{digits}")).unwrap();
+    assert_eq!(client.sandboxes(false).await.unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -283,7 +317,7 @@ async fn a_quota_is_never_exceeded_and_free_again_after_a_stop() {
 
 #[tokio::test]
 async fn refusals_leave_no_trace() {
-    // Scenario 37, D-05
+    // D-05: a refused create leaves no row, and a failed start leaves only its reason.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, plenty()).await;
     let wrong = [
@@ -304,7 +338,7 @@ async fn refusals_leave_no_trace() {
 
 #[tokio::test]
 async fn one_killed_from_outside_is_lost_and_everybody_is_told() {
-    // Scenario 42
+    // The stream of the exec and the stream of events both report the loss.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, plenty()).await;
     let (tell, mut told) = tokio::sync::mpsc::channel(100);
@@ -343,8 +377,8 @@ async fn a_store_that_was_lost_never_ends_a_sandbox() {
     let client = place.client("p", Role::Write, plenty()).await;
     let made = client.create(&small()).await.unwrap();
     let empty = tempfile::tempdir().unwrap();
-    let store = Store::open(&empty.path().join("belljar.db")).await.unwrap();
-    let audit = Audit::open(&empty.path().join("audit.log"), 1).unwrap();
+    let store = Store::open(&empty.path().join("bellglass.db")).await.unwrap();
+    let audit = Audit::open(&empty.path().join("audit.log"), 1, audit::Bounds::default()).unwrap();
     let again = Platform::new(place.platform.node.clone(), store, audit);
     follow::begin(&again).await.unwrap();
     assert_eq!(again.store.live().await.unwrap()[0].id, made.id);

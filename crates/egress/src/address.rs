@@ -5,31 +5,31 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 /// Networks that are not the public internet, as RFC 6890 and the registries of its kind list them, and addresses by which clouds
 /// tell secrets to their machines.
 const CLOSED_V4: [([u8; 4], u32, &str); 17] = [
-    ([0, 0, 0, 0], 8, "no address of a host"),
+    ([0, 0, 0, 0], 8, "not a host address"),
     ([10, 0, 0, 0], 8, "a private address"),
-    ([100, 64, 0, 0], 10, "an address of a provider's own network"),
+    ([100, 64, 0, 0], 10, "a carrier-grade NAT address"),
     ([127, 0, 0, 0], 8, "a loopback address"),
     // With 169.254.169.254, by which most clouds tell secrets to their machines.
     ([169, 254, 0, 0], 16, "a link-local address"),
     ([168, 63, 129, 16], 32, "a metadata address"),
     ([172, 16, 0, 0], 12, "a private address"),
-    ([192, 0, 0, 0], 24, "an address for protocols"),
-    ([192, 0, 2, 0], 24, "an address for examples"),
-    ([192, 88, 99, 0], 24, "an address of a relay"),
+    ([192, 0, 0, 0], 24, "a protocol-assignment address"),
+    ([192, 0, 2, 0], 24, "a documentation address"),
+    ([192, 88, 99, 0], 24, "a relay address"),
     ([192, 168, 0, 0], 16, "a private address"),
-    ([198, 18, 0, 0], 15, "an address for measurements"),
-    ([198, 51, 100, 0], 24, "an address for examples"),
-    ([203, 0, 113, 0], 24, "an address for examples"),
+    ([198, 18, 0, 0], 15, "a benchmarking address"),
+    ([198, 51, 100, 0], 24, "a documentation address"),
+    ([203, 0, 113, 0], 24, "a documentation address"),
     ([224, 0, 0, 0], 4, "a multicast address"),
     ([240, 0, 0, 0], 4, "a reserved address"),
     ([255, 255, 255, 255], 32, "a broadcast address"),
 ];
 /// Within 2000::/3, outside of which nothing is public: so neither are addresses that carry one of version 4 in them.
 const CLOSED_V6: [([u16; 3], u32, &str); 4] = [
-    ([0x2001, 0, 0], 23, "an address for protocols"),
-    ([0x2001, 0x0db8, 0], 32, "an address for examples"),
-    ([0x2002, 0, 0], 16, "an address that carries another"),
-    ([0x3fff, 0, 0], 20, "an address for examples"),
+    ([0x2001, 0, 0], 23, "a protocol-assignment address"),
+    ([0x2001, 0x0db8, 0], 32, "a documentation address"),
+    ([0x2002, 0, 0], 16, "an address that embeds another address"),
+    ([0x3fff, 0, 0], 20, "a documentation address"),
 ];
 /// A port to ask for a route with; nothing is sent.
 const ANY_PORT: u16 = 9;
@@ -56,7 +56,7 @@ fn closed_v6(address: Ipv6Addr) -> Option<&'static str> {
         (bits ^ u128::from(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, 0))).leading_zeros() >= length
     };
     if !within([0x2000, 0, 0], 3) {
-        return Some("no public address");
+        return Some("not a public address");
     }
     CLOSED_V6.iter().find(|(network, length, _)| within(*network, *length)).map(|(_, _, what)| *what)
 }

@@ -58,7 +58,7 @@ impl Authority {
     /// # Errors
     /// The system has no random bytes.
     pub fn mint(project: &str, now: SystemTime) -> Result<(String, Zeroizing<Vec<u8>>), Error> {
-        const ACT: &str = "make a certificate authority";
+        const ACT: &str = "create a certificate authority";
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed(ACT))?;
         let mut params = params(project);
         params.not_before = (now - DAY).into();
@@ -102,13 +102,13 @@ impl Authority {
     }
 
     fn sign(&self, host: &str) -> Result<ServerConfig, Error> {
-        const ACT: &str = "sign for a host";
+        const ACT: &str = "sign a certificate for a host";
         let mut params = CertificateParams::new([host.to_owned()]).map_err(failed(ACT))?;
         let now = SystemTime::now();
         params.not_before = (now - DAY).into();
         params.not_after = (now + SIGNED_FOR).into();
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::OrganizationName, "Belljar");
+        params.distinguished_name.push(DnType::OrganizationName, "Bellglass");
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -129,7 +129,7 @@ impl Authority {
 fn params(project: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::OrganizationName, "Belljar");
+    params.distinguished_name.push(DnType::OrganizationName, "Bellglass");
     let project: String = project.chars().take(PROJECT_BYTES_MAX).collect();
     params.distinguished_name.push(DnType::CommonName, format!("Sandboxes of {project}"));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));

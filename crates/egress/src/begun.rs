@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
+use crate::place::Place;
+
 /// A program that was told the end closes its side within this.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
 /// What it may still say meanwhile, and nobody hears.
@@ -22,9 +24,6 @@ pub struct Begun<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> {
     /// Its place among the connections of the sandbox, until the last of it is gone.
     place: Option<Place>,
 }
-
-/// A place among connections.
-pub type Place = tokio::sync::OwnedSemaphorePermit;
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Begun<S> {
     /// One that has just been made.

@@ -22,7 +22,7 @@ use hyper::body::Incoming;
 use hyper::ext::ReasonPhrase;
 use hyper::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, Entry, HOST, HeaderMap, HeaderName,
-    HeaderValue, IF_RANGE, RANGE, UPGRADE,
+    HeaderValue, IF_RANGE, RANGE, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode, Uri};
@@ -40,7 +40,7 @@ use crate::http::{self, Body};
 use crate::party::Asked;
 use crate::scrub::{Scrubbed, Scrubber};
 use crate::secret::SecretValue;
-use crate::{Refusal, RefusalKind, Visit};
+use crate::{Refusal, RefusalKind, Visit, answer};
 
 /// A program that was told of its tunnel begins TLS at once, and a host ends its part of the greeting.
 const GREETED_WITHIN: Duration = Duration::from_secs(15);
@@ -64,15 +64,14 @@ struct Bound {
 
 impl Outward {
     async fn greet(&self, host: &str, flow: Flow) -> Result<TlsStream<Flow>, Refusal> {
-        let failed = |why: String| Refusal::unreachable(format!("{host} cannot be trusted: {why}"));
+        let failed = |why: String| Refusal::unreachable(format!("TLS handshake with {host} failed: {why}"));
         let config = self.config.get_or_init(client).clone();
-        let config =
-            config.ok_or_else(|| failed("this machine has no certificates to compare with".into()))?;
+        let config = config.ok_or_else(|| failed("this machine has no trusted root certificates".into()))?;
         let name = ServerName::try_from(host.to_owned()).map_err(|error| failed(error.to_string()))?;
         let greeting = TlsConnector::from(config).connect(name, flow);
         match tokio::time::timeout(GREETED_WITHIN, greeting).await {
             Ok(greeted) => greeted.map_err(|error| failed(error.to_string())),
-            Err(_) => Err(failed(format!("no greeting within {GREETED_WITHIN:?}"))),
+            Err(_) => Err(failed(format!("the handshake was not complete within {GREETED_WITHIN:?}"))),
         }
     }
 }
@@ -88,12 +87,16 @@ fn client() -> Option<Arc<ClientConfig>> {
 /// How TLS is spoken in the place of the host of a tunnel.
 pub async fn in_place_of(visit: &Visit, asked: &Asked) -> Result<Arc<ServerConfig>, Refusal> {
     let failed = |why: String| {
-        let why = format!("{} has a secret bound to it, and {why}", asked.authority());
+        let why = format!("{} has a secret bound to it, but {why}", asked.authority());
         visit.party.tell(asked, Err(&why));
         Refusal::unreachable(why)
     };
-    let Some(keyring) = visit.party.keyring() else { return Err(failed("there are none here".into())) };
-    let authority = keyring.authority().await.map_err(|error| failed(error.message))?;
+    let Some(keyring) = visit.party.keyring() else {
+        return Err(failed("this sandbox has no secrets".into()));
+    };
+    let authority = keyring.authority().await;
+    let authority = authority
+        .map_err(|_| failed("the server cannot read the project's certificate authority now".into()))?;
     authority.in_place_of(&asked.host.to_string()).map_err(|error| failed(error.to_string()))
 }
 
@@ -130,14 +133,19 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let begun = LazyConfigAcceptor::new(Acceptor::default(), stream).await;
-    let begun = begun.map_err(|_| "only TLS is expected where a secret is bound".to_owned())?;
+    let begun = begun.map_err(|_| "only TLS is allowed to a host with a bound secret".to_owned())?;
     match begun.client_hello().server_name().map(Host::parse) {
         Some(Ok(asked)) if asked == *host => {}
-        Some(Ok(other)) => return Err(format!("the TLS connection asks for {other} instead")),
-        Some(Err(_)) | None => return Err("the TLS connection names no host".into()),
+        Some(Ok(other)) => {
+            return Err(format!("the TLS connection is for {other} instead of the host of the tunnel"));
+        }
+        Some(Err(_)) | None => return Err("the TLS connection does not name a host (SNI)".into()),
     }
     // Most often a program that does not look where it is told whom to trust.
-    begun.into_stream(config).await.map_err(|error| format!("the program inside broke TLS off: {error}"))
+    begun
+        .into_stream(config)
+        .await
+        .map_err(|error| format!("the program in the sandbox aborted the TLS handshake: {error}"))
 }
 
 impl Visit {
@@ -161,7 +169,7 @@ impl Visit {
         let host = tunnel.host.to_string();
         let greeted = self.broker.outward.greet(&host, flow).await;
         let stream = greeted.inspect_err(|refusal| self.party.tell(&asked, Err(&refusal.why)))?;
-        let response = http::send(request, stream, &tunnel.authority()).await?;
+        let response = answer::send(request, stream, &tunnel.authority()).await?;
         let scrubber = Scrubber::new(bound.iter().filter_map(|one| one.value.as_ref()));
         let answered = clean(response, scrubber, &host);
         answered.inspect_err(|refusal| self.party.tell(&asked, Err(&refusal.why)))
@@ -176,7 +184,7 @@ impl Visit {
     ) -> Result<(Vec<Bound>, Vec<String>), Refusal> {
         if request.headers().contains_key(UPGRADE) {
             return Err(denied(format!(
-                "{} has a secret bound to it: WebSockets and other upgrades are not let through there",
+                "{} has a secret bound to it: WebSockets and other upgrades are not allowed",
                 asked.authority()
             )));
         }
@@ -210,8 +218,9 @@ impl Visit {
         };
         let mut bound = Vec::new();
         for binding in bindings {
-            let value = keyring.secret(&binding.name).await.map_err(|error| {
-                Refusal::unreachable(format!("the secret {} cannot be had: {}", binding.name, error.message))
+            let value = keyring.secret(&binding.name).await.map_err(|_| {
+                // Why names files of the machine: that is in the server's log, and not for programs inside.
+                Refusal::unreachable(format!("the server cannot read the secret {} now", binding.name))
             })?;
             bound.push(Bound { placeholder: keyring.placeholder(&binding.name), binding, value });
         }
@@ -231,7 +240,7 @@ fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<St
             let Some(place) = Place::find(header, placeholder, basic) else { continue };
             if binding.path != "/" && !is_canonical(path) {
                 return Err(denied(format!(
-                    "the secret {} is bound to {}, and the path of the request can be read in two ways",
+                    "the secret {} is bound to {}, but the path of the request is ambiguous",
                     binding.name, binding.path
                 )));
             }
@@ -240,14 +249,14 @@ fn put_in(headers: &mut HeaderMap, path: &str, bound: &[Bound]) -> Result<Vec<St
             }
             let value = value
                 .as_ref()
-                .ok_or_else(|| denied(format!("the secret {} is not set any more", binding.name)))?;
+                .ok_or_else(|| denied(format!("the secret {} is no longer set", binding.name)))?;
             let added = place.count(placeholder).saturating_mul(value.expose().len());
             room = room.checked_sub(added).ok_or_else(|| {
-                denied(format!("the secret {} stands in the request too often", binding.name))
+                denied(format!("the secret {} occurs too often in the request", binding.name))
             })?;
             let mut with = place
                 .put(placeholder, value)
-                .map_err(|_| denied(format!("the secret {} makes no header", binding.name)))?;
+                .map_err(|_| denied(format!("the secret {} is not a valid header value", binding.name)))?;
             with.set_sensitive(true);
             *header = with;
             if !used.contains(&binding.name) {
@@ -348,13 +357,13 @@ fn is_canonical(path: &str) -> bool {
 /// The answer of a host without the values that are bound to it.
 fn clean(response: Response<Incoming>, scrubber: Scrubber, host: &str) -> Result<Response<Body>, Refusal> {
     let (mut head, body) = response.into_parts();
-    let refused = |why: &str| Refusal::unreachable(format!("{host} has a secret bound to it and {why}"));
+    let refused = |why: &str| Refusal::unreachable(format!("{host} has a secret bound to it, but {why}"));
     if head.status == StatusCode::SWITCHING_PROTOCOLS || head.status == StatusCode::PARTIAL_CONTENT {
-        return Err(refused("answered with another protocol, or with a part, which was not asked for"));
+        return Err(refused("switched protocols or sent partial content although neither was requested"));
     }
     let packed = head.headers.get_all(CONTENT_ENCODING).iter().any(|value| value != "identity");
-    if packed {
-        return Err(refused("packed its answer, in which nothing can be looked for"));
+    if packed || !(is_plain(&head.headers) || api::defence::is_off("N-32")) {
+        return Err(refused("sent an encoded response, which cannot be scanned for the secret"));
     }
     head.extensions.remove::<ReasonPhrase>();
     http::remove_hop(&mut head.headers);
@@ -371,19 +380,29 @@ fn clean(response: Response<Incoming>, scrubber: Scrubber, host: &str) -> Result
     Ok(Response::from_parts(head, Scrubbed::new(body, scrubber).map_err(Into::into).boxed_unsync()))
 }
 
+/// Whether an answer comes as it is, or in chunks, which hyper undoes. Every other transfer coding would hide what is in it.
+fn is_plain(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => true,
+        (Some(only), None) => only.as_bytes().eq_ignore_ascii_case(b"chunked"),
+        (Some(_), Some(_)) => false,
+    }
+}
+
 fn denied(why: String) -> Refusal {
     Refusal { kind: RefusalKind::Denied, why }
 }
 
 fn changed(asked: &Asked) -> Refusal {
-    denied(format!("the policy was changed: connect to {} again", asked.authority()))
+    denied(format!("the policy has changed: reconnect to {}", asked.authority()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PLACEHOLDER: &str = "belljar-secret-KEY-0011";
+    const PLACEHOLDER: &str = "bellglass-secret-KEY-0011";
 
     fn bound(word: &str, value: Option<&str>) -> Bound {
         let value = value.map(|value| SecretValue::new(value.into()));
@@ -453,7 +472,7 @@ mod tests {
         assert!(put_in(&mut headers, "/", &gone).unwrap().is_empty());
         headers.insert(AUTHORIZATION, HeaderValue::from_static(PLACEHOLDER));
         let refusal = put_in(&mut headers, "/", &gone).unwrap_err();
-        assert_eq!(refusal.why, "the secret KEY is not set any more");
+        assert_eq!(refusal.why, "the secret KEY is no longer set");
     }
 
     #[test]
@@ -464,6 +483,34 @@ mod tests {
             let mut headers = HeaderMap::new();
             headers.insert(AUTHORIZATION, HeaderValue::from_str(&text).unwrap());
             assert_eq!(put_in(&mut headers, "/", &[bound("secret:KEY=a.org", Some(&large))]).is_ok(), fits);
+        }
+    }
+
+    #[test]
+    fn an_answer_has_no_transfer_coding_but_chunks() {
+        // N-32
+        let plain = |codings: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for coding in codings {
+                headers.append(TRANSFER_ENCODING, HeaderValue::from_static(coding));
+            }
+            is_plain(&headers)
+        };
+        for codings in [&[][..], &["chunked"], &["Chunked"]] {
+            assert!(plain(codings), "{codings:?}");
+        }
+        for codings in [
+            &["gzip, chunked"][..],
+            &["gzip,chunked"],
+            &["gzip", "chunked"],
+            &["chunked", "chunked"],
+            &["chunked, chunked"],
+            &["x-gzip"],
+            &["deflate"],
+            &["identity"],
+            &[""],
+        ] {
+            assert!(!plain(codings), "{codings:?}");
         }
     }
 

@@ -74,19 +74,19 @@ pub fn decide(policy: &Policy, host: &Host, port: u16, ask: &Ask) -> Result<Allo
     }
     let authority = host.authority(port);
     Err(match (policy.is_closed(), inside, ask) {
-        (true, _, _) => format!("{authority}: this sandbox may reach no host"),
+        (true, _, _) => format!("{authority}: this sandbox has no network access"),
         (_, true, Ask::Tunnel) => format!(
-            "{authority}: the rule for it limits methods or paths, which cannot be seen inside an encrypted connection"
+            "{authority}: the rule for this host limits methods or paths, which cannot be checked in an encrypted connection"
         ),
         (_, true, Ask::Request { method, path }) => {
-            format!("{authority}: the rule for it does not allow {method} {}", shortened(path))
+            format!("{authority}: the rule for this host does not allow {method} {}", shortened(path))
         }
         (_, false, _) => {
             let words = policy.words();
             let more = if words.len() > NAMED_MAX { ", …" } else { "" };
             let words =
                 words.iter().take(NAMED_MAX).map(|word| shortened(word)).collect::<Vec<_>>().join(", ");
-            format!("{authority}: no rule of this sandbox's policy allows it; allowed are: {words}{more}")
+            format!("{authority}: not allowed by this sandbox's policy; allowed: {words}{more}")
         }
     })
 }

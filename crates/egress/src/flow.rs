@@ -17,9 +17,10 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::decide::{Allowed, decide};
 use crate::party::{Asked, Party};
+use crate::place::Place;
 
 /// Why nothing more is carried.
-pub const SPENT: &str = "this sandbox has carried as many bytes as its policy allows";
+pub const SPENT: &str = "this sandbox has used all the bytes that its policy allows";
 
 /// One connection to the outside.
 pub struct Flow {
@@ -36,12 +37,14 @@ pub struct Flow {
     pub revoked: CancellationToken,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _watch: AbortOnDropHandle<()>,
+    /// The place of the connection that it was made for.
+    _place: Option<Place>,
 }
 
 impl Flow {
     /// A connection that was allowed under the policy as `policy` has seen it.
     pub fn new(
-        stream: TcpStream,
+        (stream, place): (TcpStream, Option<Place>),
         party: Arc<Party>,
         policy: watch::Receiver<Policy>,
         asked: Asked,
@@ -61,6 +64,7 @@ impl Flow {
             revoked: cut.clone(),
             cut: Box::pin(cut.cancelled_owned()),
             _watch: AbortOnDropHandle::new(watch),
+            _place: place,
         }
     }
 
@@ -79,7 +83,7 @@ impl Flow {
         if self.cut.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(io::Error::new(
                 io::ErrorKind::ConnectionReset,
-                "the policy was changed",
+                "the policy has changed",
             )));
         }
         loop {
@@ -153,7 +157,7 @@ async fn watch(
         if now.is_ok_and(|now| (now.by_name, now.bound) == (allowed.by_name, allowed.bound)) {
             continue;
         }
-        party.tell(&asked, Err("cut: the policy was changed"));
+        party.tell(&asked, Err("disconnected: the policy has changed"));
         cut.cancel();
         return;
     }

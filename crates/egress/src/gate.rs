@@ -1,6 +1,6 @@
 //! The package gate: Python, npm and Debian packages, from where this machine gets its own, kept here once they were fetched.
 //!
-//! Inside it is a host like any other, `packages.belljar`, that no name server knows: the broker hands what is for it to this. The gate
+//! Inside it is a host like any other, `packages.bellglass`, that no name server knows: the broker hands what is for it to this. The gate
 //! dials the upstream itself, so a sandbox needs no way to the internet, and upstream may be a mirror in a private network.
 //!
 //! ```text
@@ -49,7 +49,7 @@ use store::Store;
 use upstream::Upstreams;
 
 /// The host under which programs inside find it.
-pub const HOST: &str = "packages.belljar";
+pub const HOST: &str = "packages.bellglass";
 /// Hosts that every Debian asks for its packages unless it is told otherwise. Where a policy lets Debian's packages in, they come from
 /// here, so that systems which nobody prepared find them.
 const DEBIAN_HOSTS: [&str; 2] = ["deb.debian.org", "security.debian.org"];
@@ -188,7 +188,8 @@ impl Gate {
         // One for each sandbox, and few for all: an index takes several times its length while it is understood.
         let turn = async { (party.index.acquire().await, self.turns.acquire().await) };
         let turn = tokio::time::timeout(TURN_WITHIN, turn).await;
-        let _turn = turn.map_err(|_| Refusal::unreachable("too many indexes are asked for".into()))?;
+        let _turn =
+            turn.map_err(|_| Refusal::unreachable("too many package index requests are in progress".into()))?;
         // Whoever was before us may have asked for the same.
         if let Some(index) = self.known(&asking.key()) {
             return Ok(index);
@@ -196,11 +197,11 @@ impl Gate {
         let (key, name) = (asking.key(), asking.package.clone());
         let fetched = tokio::time::timeout(INDEX_WITHIN, self.fetch_index(&asking)).await;
         let (kind, at, body) =
-            fetched.map_err(|_| Refusal::unreachable("the package index does not answer".into()))??;
+            fetched.map_err(|_| Refusal::unreachable("the package index does not respond".into()))??;
         let parsed = tokio::task::spawn_blocking(move || (asking.parse)(&asking, (&kind, &at), &body)).await;
         let index = parsed.ok().flatten().map(Arc::new);
         let index =
-            index.ok_or_else(|| Refusal::unreachable(format!("the index of {name} cannot be understood")))?;
+            index.ok_or_else(|| Refusal::unreachable(format!("cannot parse the package index of {name}")))?;
         let mut indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
         indexes.retain(|_, (since, _)| since.elapsed() < INDEX_FRESH);
         let all: usize = indexes.values().map(|(_, index)| index.weight()).sum();
@@ -225,7 +226,10 @@ impl Gate {
         let mut body = Vec::new();
         while let Some(piece) = next(&mut response).await? {
             if body.len() + piece.len() > INDEX_BYTES_MAX {
-                return Err(Refusal::unreachable(format!("the index of {} is too long", asking.package)));
+                return Err(Refusal::unreachable(format!(
+                    "the package index of {} is too long",
+                    asking.package
+                )));
             }
             body.extend_from_slice(&piece);
         }
@@ -236,11 +240,11 @@ impl Gate {
     async fn fetch(&self, url: &str, headers: &[(&str, &str)]) -> Result<reqwest::Response, Refusal> {
         let http = self.http.get_or_init(|| upstream::client(&self.upstreams)).as_ref();
         let http =
-            http.ok_or_else(|| Refusal::unreachable("this machine has no certificates to trust".into()))?;
+            http.ok_or_else(|| Refusal::unreachable("this machine has no trusted root certificates".into()))?;
         let url = self.upstreams.with_login(url);
         if !self.upstreams.may_dial(&url) {
             return Err(Refusal::unreachable(
-                "the package index leads to an address that is not public".into(),
+                "the package index points to an address that is not public".into(),
             ));
         }
         let mut request = http.get(url);
@@ -250,14 +254,15 @@ impl Gate {
         let response = match tokio::time::timeout(ANSWER_WITHIN, request.send()).await {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return Err(upstream_failed(&error)),
-            Err(_) => return Err(Refusal::unreachable("the package index does not answer".into())),
+            Err(_) => return Err(Refusal::unreachable("the package index does not respond".into())),
         };
         match response.status().as_u16() {
             200 | 304 => Ok(response),
-            404 | 410 => {
-                Err(Refusal { kind: RefusalKind::Missing, why: "the package index does not have it".into() })
-            }
-            status => Err(Refusal::unreachable(format!("the package index answered {status}"))),
+            404 | 410 => Err(Refusal {
+                kind: RefusalKind::Missing,
+                why: "the package or file is not in the package index".into(),
+            }),
+            status => Err(Refusal::unreachable(format!("the package index returned status {status}"))),
         }
     }
 }
@@ -273,7 +278,9 @@ impl Index {
     fn file(&self, name: &str) -> Result<&Entry, Refusal> {
         let found = self.files.iter().find(|entry| entry.name == name).ok_or_else(|| nothing(name))?;
         if found.is_young {
-            let why = format!("{name} is younger than this sandbox may have, or its age is unknown");
+            let why = format!(
+                "{name} has not reached the minimum package age of this sandbox, or its age is unknown"
+            );
             return Err(Refusal { kind: RefusalKind::Denied, why });
         }
         Ok(found)
@@ -294,17 +301,14 @@ impl Index {
 async fn next(answer: &mut reqwest::Response) -> Result<Option<Bytes>, Refusal> {
     match tokio::time::timeout(ANSWER_WITHIN, answer.chunk()).await {
         Ok(piece) => piece.map_err(|error| upstream_failed(&error)),
-        Err(_) => Err(Refusal::unreachable("the package index does not answer".into())),
+        Err(_) => Err(Refusal::unreachable("the package index does not respond".into())),
     }
 }
 
 /// What is asked for, if it is something.
 fn understand<'a>(method: &Method, path: &'a str) -> Result<Wanted<'a>, Refusal> {
     if method != Method::GET && method != Method::HEAD {
-        return Err(Refusal {
-            kind: RefusalKind::Denied,
-            why: format!("{HOST} can be read and not written to"),
-        });
+        return Err(Refusal { kind: RefusalKind::Denied, why: format!("{HOST} is read-only") });
     }
     let (kind, rest) = [
         ("/python/", Preset::PythonPackages),
@@ -327,14 +331,14 @@ fn understand<'a>(method: &Method, path: &'a str) -> Result<Wanted<'a>, Refusal>
 fn allow(policy: &Policy, wanted: &Wanted<'_>) -> Result<(), Refusal> {
     let denied = |why: String| Err(Refusal { kind: RefusalKind::Denied, why });
     if !policy.presets.contains(&wanted.kind) && !policy.open {
-        return denied(format!("this sandbox may have no {}", wanted.kind.name()));
+        return denied(format!("this sandbox is not allowed to use {}", wanted.kind.name()));
     }
     let only = policy.packages.only(wanted.kind);
     let listed = |names: &Vec<String>| names.iter().any(|name| same_name(wanted.kind, name, &wanted.package));
     match only {
         // What belongs to no package is the archive's own index.
         Some(names) if !wanted.package.is_empty() && !listed(names) => denied(format!(
-            "{} is not among the {} that this sandbox may have",
+            "{} is not in the list of {} that this sandbox may use",
             wanted.package,
             wanted.kind.name()
         )),
@@ -387,14 +391,14 @@ fn is_plain(name: &str) -> bool {
 
 fn nothing(path: &str) -> Refusal {
     let shown = crate::decide::shortened(path);
-    Refusal { kind: RefusalKind::Missing, why: format!("there is nothing at {shown} of {HOST}") }
+    Refusal { kind: RefusalKind::Missing, why: format!("{shown} does not exist on {HOST}") }
 }
 
 /// What went wrong with an upstream, without its address: that may have a password in it.
 fn upstream_failed(error: &reqwest::Error) -> Refusal {
-    tracing::warn!(error = cause(error), "the package index failed");
-    let what = if error.is_timeout() { "does not answer in time" } else { "cannot be reached" };
-    Refusal::unreachable(format!("the package index of this machine {what}"))
+    tracing::warn!(error = cause(error), "request to the package index failed");
+    let what = if error.is_timeout() { "timed out" } else { "cannot be reached" };
+    Refusal::unreachable(format!("this machine's package index {what}"))
 }
 
 /// What is at the bottom of an error: that names no address.
@@ -403,7 +407,7 @@ fn cause(error: &reqwest::Error) -> String {
     while let Some(deeper) = cause.and_then(std::error::Error::source) {
         cause = Some(deeper);
     }
-    cause.map_or_else(|| "no answer".into(), ToString::to_string)
+    cause.map_or_else(|| "no response".into(), ToString::to_string)
 }
 
 /// A page of an index, counted as what is carried.
@@ -419,12 +423,29 @@ fn document(
     response
 }
 
-/// Who is given a file, under which policy.
+/// Who is given a file, under which policy, and out of which upstream.
 struct Recipient<'a> {
     party: &'a Arc<Party>,
     policy: watch::Receiver<Policy>,
     kind: Preset,
     package: String,
+    upstream: &'a str,
+}
+
+impl Recipient<'_> {
+    /// What a file is kept under. It has the kind, the upstream and the package in it: what one policy lets in is not found by asking for
+    /// something else that happens to have the same content.
+    fn key(&self, entry: &Entry) -> String {
+        let content = match &entry.hash {
+            Hash::Sha256(digits) => format!("sha256 {digits}"),
+            Hash::Sha512(text) => format!("sha512 {text}"),
+            Hash::Unknown => format!("url {}", entry.url),
+        };
+        if api::defence::is_off("N-31") {
+            return Store::key(&content);
+        }
+        Store::key(&format!("{} {} {} {content}", self.kind.name(), self.upstream, self.package))
+    }
 }
 
 #[cfg(test)]
@@ -463,6 +484,17 @@ mod tests {
             ("/debian/dists/bookworm/InRelease", debian, ""),
             ("/debian/pool/main/c/curl/curl_7.88.1-10_amd64.deb", debian, "curl"),
             ("/debian-security/pool/updates/main/o/x/x_1_all.deb", debian, "x"),
+            ("/debian/Packages.xz", debian, ""),
+            (
+                "/debian/dists/x/by-hash/SHA256/770e607624d689265ca6c44884d0807d9b054d23c473c106c72be9de08b7376c",
+                debian,
+                "",
+            ),
+            ("/debian/Pool/main/n/nmap/nmap_1.deb", debian, "nmap"),
+            ("/debian/dists/stable/pool/nmap_1.DEB", debian, "nmap"),
+            ("/debian/indices/nmap_1.deb", debian, "nmap"),
+            ("/debian/nmap_1.orig.tar.xz", debian, "nmap"),
+            ("/debian/dists/nmap_1.dsc", debian, "nmap"),
         ] {
             assert_eq!(asked(path), Some((kind, package.to_owned())), "{path}");
         }
@@ -481,6 +513,12 @@ mod tests {
             "/debian/%2e%2e/x",
             "/debianx/y",
             "/debian/a//b",
+            "/debian/dists",
+            "/debian/indices/md5sums.gz",
+            "/debian/POOL/main/n/nmap/nmap",
+            "/debian/x/by-hash/SHA256/770e607624d689265ca6c44884d0807d9b054d23c473c106c72be9de08b7376c",
+            "/debian/dists/x/by-hash/SHA256/00",
+            "/debian/dists/x/by-hash/SHA256/770E607624D689265CA6C44884D0807D9B054D23C473C106C72BE9DE08B7376C",
             "/other/x",
         ] {
             assert_eq!(asked(path), None, "{path}");

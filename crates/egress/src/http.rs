@@ -26,14 +26,12 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use crate::decide::Ask;
 use crate::flow::Flow;
 use crate::party::Asked;
-use crate::{Refusal, RefusalKind, Visit, gate};
+use crate::{Refusal, RefusalKind, Visit, answer, gate};
 
 /// The head of a request comes within this, and so does the next one on the same connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(60);
-/// A host that was sent a request begins to answer within this.
-const ANSWER_WITHIN: Duration = Duration::from_secs(300);
-/// The longest head.
-const HEAD_BYTES_MAX: usize = 64 << 10;
+/// The longest head, of a request and of an answer: far above what programs and hosts send.
+pub const HEAD_BYTES_MAX: usize = 64 << 10;
 /// The port of HTTP in the clear.
 const CLEAR_PORT: u16 = 80;
 /// What concerns one connection and not the next.
@@ -119,7 +117,7 @@ impl Visit {
                 return refusal.response();
             }
         };
-        let visit = Self { broker: Arc::clone(&self.broker), party: Arc::clone(&self.party) };
+        let visit = self.clone();
         tokio::spawn(async move {
             let Ok(upgraded) = upgrading.await else { return };
             visit.carry(TokioIo::new(upgraded), flow, way).await;
@@ -136,7 +134,7 @@ impl Visit {
         }
         if self.party.policy().borrow().bound(&asked.host, asked.port).next().is_some() {
             let why = format!(
-                "{}: a secret is bound to it, so only TLS goes there: use https://",
+                "{}: a secret is bound to this host, so only TLS is allowed; use https://",
                 asked.authority()
             );
             self.party.tell(&asked, Err(&why));
@@ -156,32 +154,13 @@ impl Visit {
         if let Ok(host) = HeaderValue::from_str(&authority) {
             request.headers_mut().insert(HOST, host);
         }
-        match send(request, flow, &authority).await {
+        match answer::send(request, flow, &authority).await {
             Ok(mut response) => {
                 remove_hop(response.headers_mut());
                 response.map(|body| body.map_err(Into::into).boxed_unsync())
             }
             Err(refusal) => refusal.response(),
         }
-    }
-}
-
-/// Sends a request on a connection of its own.
-pub async fn send<S>(
-    request: Request<Incoming>,
-    stream: S,
-    authority: &str,
-) -> Result<Response<Incoming>, Refusal>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let failed = |why: String| Refusal::unreachable(format!("{authority} gave no answer: {why}"));
-    let made = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = made.map_err(|error| failed(error.to_string()))?;
-    tokio::spawn(connection);
-    match tokio::time::timeout(ANSWER_WITHIN, sender.send_request(request)).await {
-        Ok(answered) => answered.map_err(|error| failed(error.to_string())),
-        Err(_) => Err(failed(format!("nothing came for {ANSWER_WITHIN:?}"))),
     }
 }
 
@@ -197,15 +176,15 @@ fn asked(request: &Request<Incoming>) -> Result<Asked, Refusal> {
     let wrong = |why: &str| Refusal { kind: RefusalKind::Wrong, why: why.to_owned() };
     let Some(authority) = request.uri().authority() else {
         return Err(wrong(
-            "this is the proxy of the sandbox: send it the whole address, such as `GET http://example.org/`, or CONNECT",
+            "this is the sandbox's proxy: send an absolute URL, such as `GET http://example.org/`, or use CONNECT",
         ));
     };
     if authority.as_str().contains('@') {
-        return Err(wrong("a host has no user in front of it"));
+        return Err(wrong("the host of the URL must not contain user information"));
     }
     let is_tunnel = request.method() == Method::CONNECT;
     if !is_tunnel && request.uri().scheme_str() != Some("http") {
-        return Err(wrong("only http:// is asked for in the clear; for https:// use CONNECT"));
+        return Err(wrong("only http:// can be requested without CONNECT; for https:// use CONNECT"));
     }
     let port = (!is_tunnel).then_some(CLEAR_PORT);
     let (host, port) = Host::with_port(authority.as_str(), port).map_err(|error| wrong(&error.message))?;
@@ -257,16 +236,18 @@ impl Refusal {
             RefusalKind::Unreachable => (StatusCode::BAD_GATEWAY, "Bad Gateway"),
         };
         let fix = match self.kind {
-            RefusalKind::Wrong => "Mend the request.",
+            RefusalKind::Wrong => "Fix the request.",
             RefusalKind::Denied => {
-                "Use what is allowed, or ask whoever runs this sandbox to allow it: `belljar policy SANDBOX --allow HOST`, with an \
-                 --allow for each thing that is to stay allowed."
+                "Use a destination that the policy allows, or ask the owner of this sandbox to allow this destination: `bellglass policy SANDBOX \
+                 --allow HOST`. The command replaces the policy, so repeat --allow for each entry that must stay."
             }
-            RefusalKind::Missing => "See whether the name is right.",
-            RefusalKind::Busy => "Make fewer connections at once, and wait a second.",
-            RefusalKind::Unreachable => "See whether the name is right, and try again later.",
+            RefusalKind::Missing => "Check the name.",
+            RefusalKind::Busy => "Use fewer concurrent connections, and wait a second.",
+            RefusalKind::Unreachable => {
+                "Check the host name. If it is correct, retry later; hosts in private networks cannot be reached from sandboxes."
+            }
         };
-        let mut response = Response::new(full(format!("belljar: {}\n  fix: {fix}\n", self.why)));
+        let mut response = Response::new(full(format!("bellglass: {}\n  fix: {fix}\n", self.why)));
         *response.status_mut() = status;
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         let line: String =
@@ -280,7 +261,7 @@ impl Refusal {
 
 /// The answer to a connection for which there is no place.
 pub fn no_place() -> String {
-    let why = "belljar: this sandbox has as many connections as it may have; close some, or wait\n";
+    let why = "bellglass: this sandbox or its project has reached its connection limit; close some connections, or wait\n";
     format!(
         "HTTP/1.1 429 Too Many Requests: too many connections\r\ncontent-type: text/plain\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{why}",
         why.len()

@@ -15,9 +15,12 @@
 //! | [`address`] | addresses that no policy opens |
 //! | `resolve` | names into addresses |
 //! | [`party`] | one sandbox: its policy, what it has used, and who is told |
+//! | `tally` | what was decided, as lines: equal ones are counted |
+//! | `place` | how many connections a sandbox and a project may have |
 //! | `begun` | the connection of a program inside |
 //! | `flow` | one connection to the outside: metered, and cut when its policy is changed |
 //! | `http` | the HTTP proxy: requests and `CONNECT` |
+//! | `answer` | one request to a host, and the head of its answer within bounds |
 //! | [`gate`] | packages: a host of its own, with what it fetched before |
 //! | `bound` | hosts to which secrets are bound: TLS ends here, and each request is read |
 //! | [`secret`] | secrets, by name until the moment of use |
@@ -34,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+mod answer;
 pub mod authority;
 mod begun;
 mod bound;
@@ -42,10 +46,12 @@ mod flow;
 pub mod gate;
 mod http;
 pub mod party;
+mod place;
 mod resolve;
 mod scrub;
 pub mod secret;
 mod socks;
+mod tally;
 mod tunnel;
 
 use std::net::{IpAddr, SocketAddr};
@@ -65,6 +71,7 @@ pub use secret::{Keyring, SecretValue, Vault};
 use begun::Begun;
 use flow::Flow;
 use party::Asked;
+use place::{Place, Projects};
 use resolve::Names;
 
 /// The first byte of a program that has connected comes at once.
@@ -79,6 +86,7 @@ const SOCKS: u8 = 5;
 /// Takes connections of sandboxes and makes those that are allowed.
 pub struct Broker {
     names: Names,
+    projects: Projects,
     gate: Gate,
     outward: bound::Outward,
 }
@@ -116,16 +124,21 @@ pub(crate) enum Way {
 }
 
 /// A connection of a program inside, being served.
+#[derive(Clone)]
 pub(crate) struct Visit {
     pub broker: Arc<Broker>,
     pub party: Arc<Party>,
+    /// The place of the connection among those of its sandbox and its project.
+    pub place: Place,
 }
 
 impl Visit {
     /// Decides, resolves and dials, to the end, also if the program has gone away meanwhile: what was asked is told.
     async fn reach(&self, asked: Asked) -> Result<Flow, Refusal> {
         let (broker, party) = (Arc::clone(&self.broker), Arc::clone(&self.party));
-        let reaching = tokio::spawn(async move { broker.reach(&party, asked).await });
+        // Dialling outlives the program's connection, so it holds the place too.
+        let place = (!api::defence::is_off("N-34")).then(|| self.place.clone());
+        let reaching = tokio::spawn(async move { broker.reach(&party, asked, place).await });
         reaching.await.unwrap_or_else(|_| Err(Refusal::unreachable("the broker failed".into())))
     }
 
@@ -158,7 +171,12 @@ impl Visit {
 impl Broker {
     /// A broker with the resolver that this machine is configured for, and packages from this gate.
     pub fn new(gate: Gate) -> Self {
-        Self { names: Names::default(), gate, outward: bound::Outward::default() }
+        Self {
+            names: Names::default(),
+            projects: Projects::default(),
+            gate,
+            outward: bound::Outward::default(),
+        }
     }
 
     /// Its gate.
@@ -172,36 +190,36 @@ impl Broker {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut stream = Begun::new(stream);
-        let Some(place) = party.place() else {
+        let Some(place) = party.place(&self.projects) else {
             if let Some(turned_away) = party.turned_away() {
-                stream.take(turned_away);
+                stream.take(Place::of([turned_away]));
                 let _ = stream.write_all(http::no_place().as_bytes()).await;
                 let _ = stream.shutdown().await;
             }
             return;
         };
-        stream.take(place);
+        stream.take(place.clone());
         let first = tokio::time::timeout(FIRST_BYTE_WITHIN, stream.first()).await;
         let Ok(Ok(Some(first))) = first else { return };
-        let visit = Visit { broker: self, party };
+        let visit = Visit { broker: self, party, place };
         if first == SOCKS { socks::serve(stream, visit).await } else { http::serve(stream, visit).await }
     }
 
     /// Decides, resolves and dials. Whatever comes of it is told once.
-    async fn reach(&self, party: &Arc<Party>, asked: Asked) -> Result<Flow, Refusal> {
+    async fn reach(&self, party: &Arc<Party>, asked: Asked, place: Option<Place>) -> Result<Flow, Refusal> {
         // Taken before anything is decided: a change from now on is seen by the flow.
         let policy = party.policy();
         let reached = self.connect(party, &policy.borrow(), &asked);
         let reached = tokio::time::timeout(DIAL_ALL_WITHIN, reached).await.unwrap_or_else(|_| {
             Err(Refusal::unreachable(format!(
-                "{} did not answer within {DIAL_ALL_WITHIN:?}",
+                "{} did not respond within {DIAL_ALL_WITHIN:?}",
                 asked.authority()
             )))
         });
         match reached {
             Ok((stream, allowed)) => {
                 party.tell(&asked, Ok(&allowed.rule));
-                Ok(Flow::new(stream, Arc::clone(party), policy, asked, allowed))
+                Ok(Flow::new((stream, place), Arc::clone(party), policy, asked, allowed))
             }
             Err(refusal) => {
                 if refusal.kind != RefusalKind::Busy {
@@ -234,11 +252,11 @@ impl Broker {
                         return Ok((stream, allowed));
                     }
                     Ok(Err(error)) => why = Some(error.to_string()),
-                    Err(_) => why = Some(format!("no answer within {DIAL_WITHIN:?}")),
+                    Err(_) => why = Some(format!("no response within {DIAL_WITHIN:?}")),
                 }
             }
             let why = why.unwrap_or_else(|| "no address".into());
-            Err(Refusal::unreachable(format!("{} cannot be reached: {why}", asked.authority())))
+            Err(Refusal::unreachable(format!("cannot connect to {}: {why}", asked.authority())))
         }
     }
 
@@ -263,10 +281,10 @@ impl Broker {
             (false, _, _) => Ok(addresses),
             (true, Some(why), Host::Address(_)) => Err(Refusal {
                 kind: RefusalKind::Denied,
-                why: format!("{} is {why}, which no policy opens", asked.host),
+                why: format!("{} is {why}; no policy can allow it", asked.host),
             }),
             (true, _, _) => Err(Refusal::unreachable(format!(
-                "{} has no address that may be reached from a sandbox",
+                "{} cannot be resolved, or has only addresses that no policy can allow (private, local or reserved)",
                 asked.host
             ))),
         }

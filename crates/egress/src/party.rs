@@ -13,20 +13,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::decide::{Ask, shortened};
+use crate::place::{Place, Projects, SANDBOX_MAX};
 use crate::secret::Keyring;
+use crate::tally::Tally;
 use crate::{Refusal, RefusalKind};
 
-/// Connections of one sandbox at once.
-pub const CONNECTIONS_MAX: usize = 512;
 /// What a sandbox may ask for in a second, and at once after a pause: all its connections twice.
 const ASKS_PER_SECOND: u32 = 100;
 const ASKS_AT_ONCE: u32 = 1024;
 /// Names that were not asked for before, likewise: few programs need more, and each is a message to whoever owns the name.
 const NAMES_PER_SECOND: u32 = 5;
 const NAMES_AT_ONCE: u32 = 200;
-/// Refusals that are told as lines of their own, likewise; the others are told as a number.
-const LINES_PER_SECOND: u32 = 10;
-const LINES_AT_ONCE: u32 = 200;
 /// Connections that are told that there are too many, at once; the others are closed.
 const TURNED_AWAY_MAX: usize = 64;
 /// Names that are remembered to have been asked for.
@@ -38,7 +35,7 @@ const LONGEST_WAIT: f64 = 0.5;
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// What was decided about one thing that was asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Decision {
     /// The host and the port, in their one form; what was sent instead of a host, escaped.
     pub target: String,
@@ -63,7 +60,9 @@ pub type Tell = Box<dyn Fn(Told) + Send + Sync>;
 /// One sandbox as the broker knows it.
 pub struct Party {
     policy: watch::Receiver<Policy>,
-    tell: Tell,
+    tally: Arc<Tally>,
+    /// Whose connections are counted together.
+    project: String,
     keyring: Option<Keyring>,
     places: Arc<Semaphore>,
     asks: DefaultDirectRateLimiter,
@@ -71,7 +70,6 @@ pub struct Party {
     known: Mutex<Recent>,
     refused: Mutex<Flood>,
     used: AtomicU64,
-    lines: DefaultDirectRateLimiter,
     turned_away: Arc<Semaphore>,
     owed: Mutex<Owed>,
     /// Indexes of packages are asked for one by one.
@@ -108,25 +106,27 @@ struct Flood {
 impl Party {
     /// A sandbox with this policy, whose decisions are told to `tell`.
     pub fn new(policy: watch::Receiver<Policy>, tell: Tell) -> Self {
-        let rate = |per_second: u32, at_once: u32| {
-            let quota = Quota::per_second(at_least_one(per_second)).allow_burst(at_least_one(at_once));
-            RateLimiter::direct(quota)
-        };
         Self {
             policy,
-            tell,
+            tally: Tally::new(tell),
+            project: String::new(),
             keyring: None,
-            places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            places: Arc::new(Semaphore::new(SANDBOX_MAX)),
             asks: rate(ASKS_PER_SECOND, ASKS_AT_ONCE),
             names: rate(NAMES_PER_SECOND, NAMES_AT_ONCE),
             known: Mutex::default(),
             refused: Mutex::new(Flood { count: 0, told: None }),
             used: AtomicU64::new(0),
-            lines: rate(LINES_PER_SECOND, LINES_AT_ONCE),
             turned_away: Arc::new(Semaphore::new(TURNED_AWAY_MAX)),
             owed: Mutex::new(Owed { bytes: 0.0, at: Instant::now() }),
             index: Semaphore::new(1),
         }
+    }
+
+    /// The same, of a project, whose sandboxes share a bound on connections.
+    #[must_use]
+    pub fn of(self, project: &str) -> Self {
+        Self { project: project.to_owned(), ..self }
     }
 
     /// The same, with secrets that its policy may bind.
@@ -151,12 +151,16 @@ impl Party {
     }
 
     /// A place for one more connection, if there is one.
-    pub(crate) fn place(&self) -> Option<OwnedSemaphorePermit> {
-        let place = Arc::clone(&self.places).try_acquire_owned().ok();
-        if place.is_none() {
-            self.too_much("connections at once");
-        }
-        place
+    pub(crate) fn place(&self, projects: &Projects) -> Option<Place> {
+        let Ok(own) = Arc::clone(&self.places).try_acquire_owned() else {
+            self.too_much("concurrent connections");
+            return None;
+        };
+        let Some(shared) = projects.take(&self.project) else {
+            self.too_much("concurrent connections, counted together with the other sandboxes of its project");
+            return None;
+        };
+        Some(Place::of([own, shared]))
     }
 
     /// A place to be told that there is none.
@@ -166,7 +170,7 @@ impl Party {
 
     /// Refuses what is asked too fast.
     pub(crate) fn pace(&self) -> Result<(), Refusal> {
-        self.asks.check().map_err(|_| self.too_much("requests in a second"))
+        self.asks.check().map_err(|_| self.too_much("requests per second"))
     }
 
     /// Refuses too many names that were not asked for before.
@@ -175,7 +179,7 @@ impl Party {
         if known.names.contains(name) {
             return Ok(());
         }
-        self.names.check().map_err(|_| self.too_much("new names in a second"))?;
+        self.names.check().map_err(|_| self.too_much("new host name lookups per second"))?;
         if known.order.len() >= NAMES_KNOWN_MAX
             && let Some(oldest) = known.order.pop_front()
         {
@@ -191,7 +195,7 @@ impl Party {
         self.used.fetch_add(bytes as u64, Ordering::Relaxed);
         let mut owed = locked(&self.owed);
         owed.pay(policy);
-        #[expect(clippy::cast_precision_loss, reason = "a rate need not be exact")]
+        #[expect(clippy::cast_precision_loss, reason = "an approximate rate is sufficient")]
         let more = bytes as f64;
         owed.bytes += more;
     }
@@ -203,7 +207,7 @@ impl Party {
         }
         let mut owed = locked(&self.owed);
         owed.pay(policy);
-        #[expect(clippy::cast_precision_loss, reason = "a rate need not be exact")]
+        #[expect(clippy::cast_precision_loss, reason = "an approximate rate is sufficient")]
         let seconds = owed.bytes / policy.bytes_per_second as f64;
         Some(if seconds < SHORTEST_WAIT {
             Duration::ZERO
@@ -233,19 +237,14 @@ impl Party {
         self.decided(crate::gate::HOST.into(), shortened(path), verdict);
     }
 
-    /// Tells a decision. A flood of refusals is told as a number now and then.
     fn decided(&self, target: String, ask: String, verdict: Result<&str, &str>) {
-        if verdict.is_err() && self.lines.check().is_err() {
-            self.count("not let out, more than can be told one by one");
-            return;
-        }
         let verdict = verdict.map(str::to_owned).map_err(str::to_owned);
-        (self.tell)(Told::Decided(Decision { target, ask, verdict }));
+        self.tally.decided(Decision { target, ask, verdict });
     }
 
     /// A package was let in.
     pub(crate) fn tell_installed(&self, installed: Installed) {
-        (self.tell)(Told::Installed(installed));
+        self.tally.tell(Told::Installed(installed));
     }
 
     /// Refuses what came too fast, which is told as a number now and then.
@@ -264,7 +263,7 @@ impl Party {
         if refused.told.is_none_or(|told| now.duration_since(told) >= TELL_EVERY) {
             let verdict = Err(format!("{} {what}", refused.count));
             *refused = Flood { count: 0, told: Some(now) };
-            (self.tell)(Told::Decided(Decision { target: "any".into(), ask: "any".into(), verdict }));
+            self.tally.tell(Told::Decided(Decision { target: "any".into(), ask: "any".into(), verdict }));
         }
     }
 }
@@ -272,7 +271,7 @@ impl Party {
 impl Owed {
     fn pay(&mut self, policy: &Policy) {
         let now = Instant::now();
-        #[expect(clippy::cast_precision_loss, reason = "a rate need not be exact")]
+        #[expect(clippy::cast_precision_loss, reason = "an approximate rate is sufficient")]
         let paid = now.duration_since(self.at).as_secs_f64() * policy.bytes_per_second as f64;
         (self.bytes, self.at) = ((self.bytes - paid).max(0.0), now);
     }
@@ -286,6 +285,12 @@ impl Asked {
     pub fn authority(&self) -> String {
         self.host.authority(self.port)
     }
+}
+
+/// Lets so many pass in a second, and so many at once after a pause.
+pub(crate) fn rate(per_second: u32, at_once: u32) -> DefaultDirectRateLimiter {
+    let quota = Quota::per_second(at_least_one(per_second)).allow_burst(at_least_one(at_once));
+    RateLimiter::direct(quota)
 }
 
 fn at_least_one(number: u32) -> NonZeroU32 {

@@ -67,7 +67,7 @@ fn build() -> Option<Arc<TokioResolver>> {
     match built {
         Ok(resolver) => Some(Arc::new(resolver)),
         Err(error) => {
-            tracing::warn!(%error, "no name can be resolved for sandboxes");
+            tracing::warn!(%error, "cannot create the DNS resolver; host names cannot be resolved for sandboxes");
             None
         }
     }

@@ -71,7 +71,7 @@ impl Keyring {
 pub fn placeholder(sandbox: &str, name: &str) -> String {
     let hash = Sha256::digest(format!("{sandbox}/{name}"));
     let end: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    format!("belljar-secret-{name}-{end}")
+    format!("bellglass-secret-{name}-{end}")
 }
 
 #[cfg(test)]
@@ -92,6 +92,6 @@ mod tests {
         assert_ne!(placeholder("s1", "A"), placeholder("s2", "A"));
         // None is the beginning of another, so none is replaced by another's value.
         assert!(!placeholder("s1", "A_B").starts_with(&placeholder("s1", "A")));
-        assert!(placeholder("s1", "API_KEY").starts_with("belljar-secret-API_KEY-"));
+        assert!(placeholder("s1", "API_KEY").starts_with("bellglass-secret-API_KEY-"));
     }
 }

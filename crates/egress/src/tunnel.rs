@@ -70,25 +70,25 @@ async fn hello(from: &mut (impl AsyncRead + Unpin), host: &Host, only_tls: bool)
             return Ok(bytes);
         }
         if bytes.first() != Some(&HANDSHAKE) {
-            return if only_tls { Err(Some("only TLS is expected on port 443".into())) } else { Ok(bytes) };
+            return if only_tls { Err(Some("only TLS is allowed on port 443".into())) } else { Ok(bytes) };
         }
         let mut fresh = bytes.get(before..).unwrap_or_default();
         while !fresh.is_empty() && acceptor.read_tls(&mut fresh).map_err(|_| None)? > 0 {}
         match acceptor.accept() {
             Ok(None) if bytes.len() < HELLO_BYTES_MAX => {}
-            Ok(None) => return Err(Some("the TLS connection begins with something too long".into())),
+            Ok(None) => return Err(Some("the TLS ClientHello is too long".into())),
             Ok(Some(accepted)) => {
                 let asked = accepted.client_hello().server_name().map(Host::parse);
                 return match asked {
                     Some(Ok(asked)) if asked == *host => Ok(bytes),
-                    Some(Ok(other)) => Err(Some(format!("the TLS connection asks for {other} instead"))),
-                    Some(Err(_)) | None => Err(Some("the TLS connection names no host".into())),
+                    Some(Ok(other)) => Err(Some(format!(
+                        "the TLS connection is for {other} instead of the host of the tunnel"
+                    ))),
+                    Some(Err(_)) | None => Err(Some("the TLS connection does not name a host (SNI)".into())),
                 };
             }
             Err(_) => {
-                return Err(Some(
-                    "the TLS connection begins with something that cannot be understood".into(),
-                ));
+                return Err(Some("the TLS ClientHello is malformed".into()));
             }
         }
     }

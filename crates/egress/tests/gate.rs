@@ -35,7 +35,7 @@ impl Place {
     fn new(name: &str, words: &[&str]) -> Self {
         let asked = Arc::<AtomicU32>::default();
         let address = upstream(Arc::clone(&asked));
-        let directory = std::env::temp_dir().join(format!("belljar-gate-{}-{name}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("bellglass-gate-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         // A password in an address is the machine's own.
         let python = format!("http://user:hidden@{address}/simple");
@@ -52,7 +52,7 @@ impl Place {
         let (mut near, far) = tokio::io::duplex(64 << 10);
         tokio::spawn(Arc::clone(&self.broker).serve(far, Arc::clone(&self.party)));
         let request =
-            format!("GET http://packages.belljar{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+            format!("GET http://packages.bellglass{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
         near.write_all(request.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
         let _ = tokio::time::timeout(Duration::from_secs(20), near.read_to_end(&mut answer)).await.unwrap();
@@ -206,7 +206,10 @@ async fn whoever_has_carried_all_that_the_policy_allows_gets_nothing_by_asking_a
     let (status, why) = place.get("/python/simple/demo/").await;
     let why = String::from_utf8(why).unwrap();
     assert_eq!(status, 403);
-    assert!(why.starts_with("belljar: this sandbox has carried as many bytes as its policy allows"), "{why}");
+    assert!(
+        why.starts_with("bellglass: this sandbox has used all the bytes that its policy allows"),
+        "{why}"
+    );
 }
 
 /// One line for each would fill the audit log, and hide in it what others do.

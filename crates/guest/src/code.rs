@@ -34,14 +34,14 @@ const REQUIRE: &str = concat!(
 );
 /// Node takes `f(await x)` for a script with a mistake, not for a module: so it is asked whether it can read a script.
 const SCRIPT_OR_MODULE: &str = r#"
-command -v node >/dev/null || { echo "JavaScript needs Node.js: use the template node, or add { apt = [\"nodejs\"] } to the recipe" >&2; exit 127; }
+command -v node >/dev/null || { echo "JavaScript requires Node.js: use the template node, or add { apt = [\"nodejs\"] } to the recipe" >&2; exit 127; }
 if printf '%s\n' "$2" | node --check --input-type=commonjs - >/dev/null 2>&1
 then set -- "$1" "$2" commonjs
 else set -- "$1" "$2" module
 fi
 printf '%s\n' "$2" | exec node "$1" "--input-type=$3" -"#;
 /// Types are taken out by esbuild: Debian's node does not know them.
-const WITHOUT_TYPES: &str = r#"command -v esbuild >/dev/null || { echo "TypeScript needs esbuild: add { apt = [\"esbuild\"] } to the template's recipe" >&2; exit 127; }
+const WITHOUT_TYPES: &str = r#"command -v esbuild >/dev/null || { echo "TypeScript requires esbuild: add { apt = [\"esbuild\"] } to the template's recipe" >&2; exit 127; }
 set -- "$1" "$(esbuild --loader=ts --log-level=error --target=node20 || echo '#')"
 [ "$2" != '#' ] || exit 1"#;
 
@@ -256,7 +256,7 @@ fn command(language: Language, spec: ExecSpec, source: &str) -> Result<(ExecSpec
     let argv: &[&str] = match language {
         Language::Bash if source.len() > limits::WORD_BYTES_MAX => {
             let (bytes, most) = (source.len() as u64, limits::WORD_BYTES_MAX as u64);
-            return Err(limits::exceeded("code.source of bash, in bytes", bytes, most));
+            return Err(limits::exceeded("the length of code.source for bash in bytes", bytes, most));
         }
         Language::Bash => &["bash", "-c", source, "bash"],
         Language::Javascript if !source.contains("await") => &["node", REQUIRE, "-"],
@@ -273,11 +273,11 @@ fn command(language: Language, spec: ExecSpec, source: &str) -> Result<(ExecSpec
 pub fn cannot_begin(why: &str) -> Error {
     Error {
         code: ErrorCode::SpawnFailed,
-        message: format!("the code cannot begin: {why}"),
+        message: format!("cannot start the code: {why}"),
         layer: Layer::UserCode,
         ran: Ran::No,
         retry: Retry::Useless,
-        fix: "Check that its directory exists and may be entered. Contexts of Python need `ipython` in the template.".into(),
+        fix: "Check that the working directory exists and is accessible. Python contexts require `ipython` in the template.".into(),
     }
 }
 
@@ -286,7 +286,7 @@ pub fn did_not_begin(why: &str) -> Error {
     Error {
         retry: Retry::Safe,
         fix:
-            "Ask again. If it stays so, look at the memory and the processes of the sandbox, or make another."
+            "Retry. If the error persists, check the memory and processes of the sandbox, or create another sandbox."
                 .into(),
         ..cannot_begin(why)
     }

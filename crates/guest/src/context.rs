@@ -137,24 +137,31 @@ impl Context {
     pub fn admits(&self, code: &Code) -> Result<(), Error> {
         if code.language.is_some_and(|language| language != self.spec.language) {
             return Err(Error::invalid(
-                format!("context {} runs {}", self.id, self.spec.language.name()),
-                "Leave the language out, or use another context.",
+                format!("context {} uses the language {}", self.id, self.spec.language.name()),
+                "Omit the language, or use another context.",
             ));
         }
         if self.spec.language == Language::Bash {
             if code.install_missing || !code.requirements.is_empty() {
-                return Err(Error::invalid("requirements are for Python", "Install by a command."));
+                return Err(Error::invalid(
+                    "`requirements` and `install_missing` are supported only for Python",
+                    "Install packages with a command instead.",
+                ));
             }
             let (bytes, most) = (code.source.len() as u64, limits::SHELL_CELL_BYTES_MAX as u64);
             if bytes > most {
-                return Err(limits::exceeded("code.source of a cell of bash, in bytes", bytes, most));
+                return Err(limits::exceeded(
+                    "the length of code.source of a bash cell in bytes",
+                    bytes,
+                    most,
+                ));
             }
         }
         if self.waiting.get() as usize >= limits::CELLS_WAITING_MAX {
             return Err(Error {
                 code: ErrorCode::Capacity,
                 message: format!(
-                    "{} cells wait in context {}, the most at once",
+                    "{} cells are queued in context {}, the maximum",
                     limits::CELLS_WAITING_MAX,
                     self.id
                 ),
@@ -283,9 +290,9 @@ impl Context {
                     Some(Said::Done(_) | Said::Variables(_) | Said::Settled(_)) | None => {}
                 }
             }
-            Err(did_not_begin("its process ended"))
+            Err(did_not_begin("its process exited"))
         };
-        let late = || Err(did_not_begin("it took too long"));
+        let late = || Err(did_not_begin("timed out"));
         tokio::time::timeout(READY_WITHIN, begun).await.unwrap_or_else(|_| late())
     }
 
@@ -376,7 +383,7 @@ impl Context {
     pub async fn variables(self: &Rc<Self>, table: &Table) -> Result<Vec<Variable>, Error> {
         if self.spec.language != Language::Python {
             return Err(Error::invalid(
-                "only Python's variables can be listed",
+                "variables can be listed only for Python contexts",
                 "Run `declare -p` as a cell.",
             ));
         }
@@ -401,8 +408,8 @@ impl Context {
         match tokio::time::timeout(VARIABLES_WITHIN, asked).await {
             Ok(Some(list)) => Ok(list),
             Ok(None) | Err(_) => Err(Error {
-                message: format!("context {} does not tell its variables", self.id),
-                fix: "Interrupt or restart it.".into(),
+                message: format!("context {} did not return its variables", self.id),
+                fix: "Interrupt or restart the context.".into(),
                 ..busy(&self.id)
             }),
         }
@@ -412,10 +419,10 @@ impl Context {
 fn busy(id: &ContextId) -> Error {
     Error {
         code: ErrorCode::Conflict,
-        message: format!("context {id} runs a cell"),
+        message: format!("context {id} is running a cell"),
         layer: Layer::UserCode,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "Ask again when it has ended, or interrupt it.".into(),
+        fix: "Retry when the cell has finished, or interrupt it.".into(),
     }
 }

@@ -35,7 +35,7 @@ impl Contexts {
         spec.check()?;
         let context = match self.find(&id) {
             Ok(context) if *context.spec() == spec => context,
-            Ok(_) => return Err(conflict(format!("context {id} was made by another request"), "context")),
+            Ok(_) => return Err(conflict(format!("context {id} was created by another request"), "context")),
             Err(_not_found) => self.add(&id, spec)?,
         };
         // What a request begins does not end with it.

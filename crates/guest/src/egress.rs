@@ -28,14 +28,14 @@ pub async fn next(listener: Option<&TcpListener>, heard: Incoming) -> Result<Sai
         layer: Layer::Sandbox,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "Nothing leaves this sandbox; make another one if something should.".into(),
+        fix: "This sandbox has no network access. If you need network access, create another sandbox.".into(),
     };
     let listener = listener.ok_or_else(|| {
-        failed(ErrorCode::Unsupported, format!("port {PROXY_PORT} could not be taken at the start"))
+        failed(ErrorCode::Unsupported, format!("the guest could not listen on port {PROXY_PORT} at startup"))
     })?;
     let (stream, _) = listener
         .accept()
         .await
-        .map_err(|error| failed(ErrorCode::Capacity, format!("no connection could be taken: {error}")))?;
+        .map_err(|error| failed(ErrorCode::Capacity, format!("cannot accept a connection: {error}")))?;
     Ok(ports::carry(stream, heard, None))
 }

@@ -31,7 +31,7 @@ use crate::memory::Kills;
 use crate::spare;
 use crate::spool::Spool;
 use crate::stdin::Stdin;
-use crate::sweep::{self, Whom};
+use crate::sweep::{self, Strays, Whom};
 use crate::terminal;
 use crate::watched::Watched;
 
@@ -53,6 +53,8 @@ pub struct Exec {
     background: Background,
     kills: Rc<Kills>,
     kills_before: Cell<u64>,
+    /// What may have left its group, where it runs as root of a workstation.
+    strays: RefCell<Option<Strays>>,
     spools: RefCell<[Spool; 3]>,
     /// Its standard input.
     pub stdin: Stdin,
@@ -102,6 +104,7 @@ impl Exec {
             background: spec.background,
             kills_before: Cell::new(kills.count()),
             kills,
+            strays: RefCell::default(),
             spools: RefCell::new([spool(), spool(), results]),
             stdin: Stdin::default(),
             terminal: RefCell::new(None),
@@ -126,6 +129,11 @@ impl Exec {
     /// A cell begins in a process of this group, or has ended.
     pub fn belong(&self, group: u32) {
         self.group.set(group);
+    }
+
+    /// It runs as root, which can leave its group: these are its processes too.
+    pub fn watch_strays(&self, strays: Strays) {
+        self.strays.replace(Some(strays));
     }
 
     /// Whether its process has ended.
@@ -247,11 +255,11 @@ impl Exec {
         let terminal = self.terminal.borrow();
         let Some(Terminal { master, .. }) = &*terminal else {
             let message = format!("exec {} has no terminal", self.id);
-            let fix = "Start it with `terminal`; one that has ended has none any more.";
+            let fix = "Start the exec with `terminal`. An exec that has ended has no terminal.";
             return Err(Error { code: ErrorCode::Conflict, ..Error::invalid(message, fix) });
         };
         terminal::resize(master.get_ref(), size).map_err(|error| {
-            Error::invalid(format!("the terminal cannot have that size: {error}"), "Choose another.")
+            Error::invalid(format!("cannot set the terminal size: {error}"), "Choose another size.")
         })?;
         if self.size.replace(Some(size)) != Some(size) && !terminal::tells_sizes(master.get_ref()) {
             sweep::signal(Whom::Group(self.group()), Signal::WINCH);
@@ -290,7 +298,9 @@ impl Exec {
             pump.abort();
         }
         let pending: Vec<usize> = streams.iter().map(|(_, pipe)| self.pending(pipe)).collect();
-        let left = u32::try_from(sweep::find(Whom::Group(self.group())).len()).unwrap_or(u32::MAX);
+        let left =
+            sweep::find(Whom::Group(self.group())).len() + self.strays().map_or(0, |all| all.find().len());
+        let left = u32::try_from(left).unwrap_or(u32::MAX);
         self.finish(left);
         for ((stream, pipe), bytes) in streams.iter().zip(pending) {
             self.drain(*stream, pipe, bytes).await;
@@ -338,6 +348,9 @@ impl Exec {
             sweep::signal(Whom::Group(self.group()), Signal::HUP);
         }
         sweep::end(Whom::Group(self.group()), self.grace).await;
+        if let Some(strays) = self.strays() {
+            strays.kill().await;
+        }
         loop {
             let decided = self.decided.notified();
             tokio::pin!(decided);
@@ -347,6 +360,10 @@ impl Exec {
             }
             decided.await;
         }
+    }
+
+    fn strays(&self) -> Option<Strays> {
+        self.strays.borrow().clone()
     }
 
     /// Whether the kernel has killed for memory since it was started.

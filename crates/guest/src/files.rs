@@ -54,7 +54,7 @@ use crate::table::{Assistant, Table};
 use crate::watched::Watched;
 
 /// What becomes the process that serves a request.
-const WORKER: [&str; 2] = ["/.belljar/guest", "files"];
+const WORKER: [&str; 2] = ["/.bellglass/guest", "files"];
 /// How long a process whose request is gone has to end by itself.
 const GRACE: Duration = Duration::from_secs(2);
 /// One read of an answer: as much as one frame of the connection carries.
@@ -146,10 +146,10 @@ fn read(pipe: &OwnedFd) -> io::Result<Bytes> {
 fn no_pipe(error: io::Error) -> Error {
     Error {
         code: ErrorCode::Platform,
-        message: format!("cannot talk to the process that serves files: {error}"),
+        message: format!("cannot communicate with the file-serving process: {error}"),
         layer: Layer::Sandbox,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "Ask again; if it lasts, stop the sandbox and start a new one.".into(),
+        fix: "Retry. If the error persists, stop the sandbox and create a new one.".into(),
     }
 }

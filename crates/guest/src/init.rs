@@ -59,8 +59,13 @@ pub fn run(ttl: Duration, purpose: Purpose, way: Way) -> u8 {
             Way::Listen => House::Engine,
             Way::Walled { .. } => House::Walls,
         };
+        if house != House::Ours {
+            sweep::expect_visitors();
+        }
         let Ok((meeting, said)) = meet(way) else { return NOT_BEGUN };
         let table = Rc::new(Table::new(purpose, house, ttl));
+        let relieved = Rc::downgrade(&table);
+        spare::relieve_by(move || relieved.upgrade().is_some_and(|table| table.forget_oldest()));
         let (Ok(children), Ok(mut terminate)) =
             (signal(SignalKind::child()), signal(SignalKind::terminate()))
         else {
@@ -85,7 +90,7 @@ pub fn run(ttl: Duration, purpose: Purpose, way: Way) -> u8 {
 /// Where node and guest come together, and where that is said.
 fn meet(way: Way) -> std::io::Result<(Meeting, Option<std::fs::File>)> {
     match way {
-        Way::Dial => Ok((Meeting::Dial, None)),
+        Way::Dial => Ok((Meeting::dial(), None)),
         Way::Listen => Ok((Meeting::listen(None)?, None)),
         Way::Walled { entrances, said } => Ok((Meeting::listen(Some(entrances))?, Some(said))),
     }

@@ -22,6 +22,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions};
 use tokio::io::Interest;
 
 use crate::belonging::made_for;
+use crate::descent::{Descent, never_root, no_namespaces};
 use crate::sweep::{self, Whom};
 use crate::terminal::{self, Pair};
 use crate::watched::{Watched, watch};
@@ -55,9 +56,6 @@ const TERM: (&str, &str) = ("TERM", "xterm-256color");
 pub const DIRECTORY: &str = "/workspace";
 /// Fewer, larger reads carry a flood of output; Linux grants 1 MiB to anybody.
 const PIPE_BYTES: usize = 1 << 20;
-/// The highest capability number that any kernel so far knows is 40; asking for more is refused and harmless.
-pub const CAPABILITY_LAST: libc::c_ulong = 63;
-
 /// What root keeps where there is one: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID and SETUID, which is what
 /// package managers take. Not what process 1 has besides, so that it is out of reach.
 const BUILDS: u64 = 0b1111_1011;
@@ -101,7 +99,7 @@ impl Purpose {
     pub fn identity(self, spec: &ExecSpec, group: u32) -> Identity {
         let uid = spec.uid.unwrap_or(self.uid());
         let capabilities = if self.has_root() && uid == 0 { BUILDS } else { 0 };
-        Identity { uid, group, capabilities }
+        Identity { uid, group, capabilities, nested: false }
     }
 }
 
@@ -157,21 +155,22 @@ pub struct Identity {
     pub uid: u32,
     /// Its extra group, by which it is found.
     pub group: u32,
-    /// The capabilities that it keeps, as bits; only root of the sandbox can keep some.
+    /// The capabilities that it keeps, as bits. Who keeps some without being root can never become root: see [`crate::descent`].
     pub capabilities: u64,
+    /// Whether it is root of a user namespace of its own, and nothing outside.
+    pub nested: bool,
 }
 
-/// What the child does to itself before it becomes the program. Made before the fork: a child may not allocate.
-struct Descent {
-    cgroups: Vec<RawFd>,
-    uid: libc::uid_t,
-    groups: [libc::gid_t; 1],
-    capabilities: u64,
-    directory: CString,
-    /// What it has besides its three streams, from descriptor 3 on.
-    extra: Vec<RawFd>,
-    /// Whether its standard input is a terminal, which becomes its session's.
-    terminal: bool,
+impl Identity {
+    /// What it may not call. In a kernel in user space the sandbox's own filter lets process 1 make a user namespace, for the one
+    /// process that needs one: everybody else is kept from it here.
+    fn filter(self, in_user_kernel: bool) -> Vec<libc::sock_filter> {
+        match self.uid != 0 && self.capabilities != 0 && !self.nested {
+            true => never_root(),
+            false if in_user_kernel => no_namespaces(),
+            false => Vec::new(),
+        }
+    }
 }
 
 /// What the child needs to become the program, as the kernel wants it.
@@ -203,6 +202,8 @@ pub fn launch(
         extra: extra.iter().map(AsRawFd::as_raw_fd).collect(),
         directory: c_string(spec.cwd.as_deref().unwrap_or(DIRECTORY)).map_err(failed)?,
         terminal: spec.terminal.is_some(),
+        nested: who.nested,
+        filter: who.filter(cgroups.is_empty()),
     };
     let program = Program::new(spec).map_err(failed)?;
     let (said, verdict_child) = pipe().map_err(failed)?;
@@ -289,9 +290,9 @@ pub async fn verdict(spec: &ExecSpec, group: u32, Verdict { pid, pipe }: Verdict
         }
     }
     let why = if is_stopped(pid) {
-        "another process of the sandbox stopped it as it began"
+        "another process in the sandbox stopped the new process while it was starting"
     } else {
-        "it did not begin in time, because the machine or the sandbox is overloaded"
+        "the new process did not start in time because the machine or the sandbox is overloaded"
     };
     sweep::kill(Whom::Group(group)).await;
     Err(spawn_failed(spec, &io::Error::new(io::ErrorKind::TimedOut, why)))
@@ -364,62 +365,6 @@ fn become_program(descent: &Descent, program: &Program, streams: [RawFd; 3], ver
     unsafe { libc::_exit(127) }
 }
 
-impl Descent {
-    /// Runs in the child. The order is the point: cgroup while we still may, identity, privileges, then the path.
-    fn descend(&self, streams: [RawFd; 3]) -> io::Result<()> {
-        for (number, stream) in (0..).zip(streams) {
-            // SAFETY: no pointers; both numbers are of descriptors that are open.
-            done(unsafe { libc::dup2(stream, number) })?;
-        }
-        // SAFETY: no pointers. Rust ignores this signal, which a program would inherit.
-        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-        for cgroup in &self.cgroups {
-            // SAFETY: one byte of static memory is written to a descriptor that is open.
-            done(unsafe { libc::write(*cgroup, b"0".as_ptr().cast(), 1) } as libc::c_int)?;
-        }
-        be_first_to_go();
-        // SAFETY: no pointers.
-        done(unsafe { libc::setsid() })?;
-        if self.terminal {
-            // SAFETY: no pointers; descriptor 0 is a terminal of no session, and this process leads a session without one.
-            done(unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) })?;
-        }
-        // SAFETY: the pointer is to an array of the given length.
-        done(unsafe { libc::setgroups(self.groups.len(), self.groups.as_ptr()) })?;
-        // SAFETY: no pointers.
-        done(unsafe { libc::setresgid(self.uid, self.uid, self.uid) })?;
-        for capability in (0..=CAPABILITY_LAST).filter(|number| self.capabilities >> number & 1 == 0) {
-            // SAFETY: no pointers. EINVAL beyond the kernel's last capability is expected.
-            unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
-        }
-        // SAFETY: no pointers. Leaving uid 0 empties the permitted, effective and ambient sets; where it is not left, becoming the
-        // program leaves what is in the bounding set.
-        done(unsafe { libc::setresuid(self.uid, self.uid, self.uid) })?;
-        for (number, descriptor) in (3..).zip(&self.extra) {
-            // SAFETY: no pointers; the descriptor is open and above all numbers given here.
-            done(unsafe { libc::dup2(*descriptor, number) })?;
-        }
-        // SAFETY: no pointers. The mask a program would have without us.
-        unsafe { libc::umask(0o022) };
-        // SAFETY: a NUL-terminated string made before the fork. As the user, so that its rights decide.
-        done(unsafe { libc::chdir(self.directory.as_ptr()) })
-    }
-}
-
-/// Whoever runs out of memory, the machine or a sandbox whose process 1 shares its limit, takes user code first. Code can undo it for
-/// itself, which is its own sandbox's loss. Where it cannot be set there is nobody to compare with.
-fn be_first_to_go() {
-    // SAFETY: a NUL-terminated string, and no third argument is read with these flags.
-    let file = unsafe { libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) };
-    if file >= 0 {
-        // SAFETY: four bytes of static memory are written to a descriptor that is open, and closed once.
-        unsafe {
-            libc::write(file, b"1000".as_ptr().cast(), 4);
-            libc::close(file);
-        }
-    }
-}
-
 fn c_string(text: &str) -> io::Result<CString> {
     CString::new(text).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
@@ -445,11 +390,12 @@ pub fn done(result: libc::c_int) -> io::Result<()> {
 pub fn no_terminal() -> Error {
     Error {
         code: ErrorCode::Capacity,
-        message: format!("the sandbox has no more terminals; {} may be open", limits::TERMINALS_MAX),
+        message: format!("the sandbox has no free terminals; the maximum is {}", limits::TERMINALS_MAX),
         layer: Layer::Sandbox,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "End some of its terminals, or the programs inside that open their own.".into(),
+        fix: "Close some terminals of the sandbox, or stop programs in it that open their own terminals."
+            .into(),
     }
 }
 
@@ -459,25 +405,39 @@ fn spawn_failed(spec: &ExecSpec, error: &io::Error) -> Error {
     let shown: String = program.chars().take(limits::ARGV_SHOWN_BYTES).collect();
     let fix = match error.raw_os_error() {
         Some(libc::ENOENT) => format!(
-            "Check that {shown:?} (or the interpreter its first line names) exists in the sandbox and is in PATH, \
+            "Check that {shown:?} (or the interpreter named in its first line) exists in the sandbox and is in PATH, \
              and that the directory {directory:?} exists."
         ),
         Some(libc::EACCES) => format!(
-            "Make {shown:?} executable for the user (chmod +x), and check that the directory {directory:?} may be \
-             entered."
+            "Make {shown:?} executable for the user (chmod +x), and check that the directory {directory:?} is \
+             accessible."
         ),
         Some(libc::ENOEXEC) => {
-            "The file is no program of this machine and has no #! line: run it with its interpreter.".into()
+            "The file is not executable on this machine and has no #! line. Run it with its interpreter."
+                .into()
         }
         Some(libc::E2BIG) => {
-            "Shorten argv and env, or send the text through standard input or a file.".into()
+            "Shorten argv and env, or pass the data through standard input or a file.".into()
         }
-        Some(libc::EAGAIN) => "End some processes of the sandbox, or ask for a larger `pids` limit.".into(),
+        Some(libc::EAGAIN) => "Stop some processes in the sandbox, or request a larger `pids` limit.".into(),
         _ if error.kind() == io::ErrorKind::TimedOut => {
-            "Ask again; if it lasts, see what else runs in the sandbox (`belljar top`).".into()
+            "Retry. If the error persists, check what else runs in the sandbox (`bellglass top`).".into()
         }
-        _ => "Check the program, its interpreter and the directory it starts in.".into(),
+        _ => "Check the program, its interpreter and its working directory.".into(),
     };
+    // The kernel of the sandbox has no more descriptors or memory for anybody: no fault of what was to be started.
+    if let Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) = error.raw_os_error()
+        && !api::defence::is_off("C-38")
+    {
+        return Error {
+            code: ErrorCode::Capacity,
+            message: format!("cannot start {shown:?}: {error}"),
+            layer: Layer::Sandbox,
+            ran: Ran::No,
+            retry: Retry::Safe,
+            fix: "Stop the processes in the sandbox that hold the most open files or memory (`bellglass top`), then retry.".into(),
+        };
+    }
     let passes = error.raw_os_error() == Some(libc::EAGAIN) || error.kind() == io::ErrorKind::TimedOut;
     Error {
         code: ErrorCode::SpawnFailed,

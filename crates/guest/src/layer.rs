@@ -63,7 +63,7 @@ const PIECES_WAITING: usize = 4;
 /// The layer that is being made.
 const TARGET: &str = "/layers/target";
 /// What a build has changed.
-const UPPER: &str = "/.belljar/upper";
+const UPPER: &str = "/.bellglass/upper";
 
 /// What is asked for beside the archive itself.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +101,7 @@ pub async fn put(order: Order, mut body: Incoming) -> Result<LayerReport, Error>
         }
     }
     drop(pieces);
-    report.await.unwrap_or_else(|_| Err(broken("the thread that unpacked the layer is gone")))
+    report.await.unwrap_or_else(|_| Err(broken("the unpacking thread has exited")))
 }
 
 /// Sends a layer of this sandbox as an archive: one that it was given, by its number, or `upper`, what a build has changed. For that
@@ -111,8 +111,12 @@ pub async fn get(of: &str, in_user_kernel: bool, sender: Feed) -> Result<(), Err
         sweep::kill(Whom::Everybody).await;
         UPPER.to_owned()
     } else {
-        let number: usize =
-            of.parse().map_err(|_| Error::invalid("of is no layer", "Say of=N or of=upper."))?;
+        let number: usize = of.parse().map_err(|_| {
+            Error::invalid(
+                "`of` does not name a layer",
+                "Use of=N, where N is the number of a layer, or of=upper.",
+            )
+        })?;
         format!("/layers/{number}")
     };
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -185,8 +189,8 @@ fn open(done: usize) -> Result<Vec<OwnedFd>, Error> {
     Err(Error {
         code: ErrorCode::Conflict,
         ..Error::invalid(
-            "this sandbox has a layer already, or part of one",
-            "Unpack each layer in a sandbox of its own.",
+            "this sandbox already has a layer, or part of one",
+            "Unpack each layer in a separate sandbox.",
         )
     })
 }

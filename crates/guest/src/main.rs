@@ -16,6 +16,7 @@
 //! | [`said`] | what an interpreter says on its channel |
 //! | [`records`] | the socket on which it says it |
 //! | [`launch`] | the one place that makes a process |
+//! | [`descent`] | what a process does to itself before it becomes a program |
 //! | [`belonging`] | what belongs to the exec's user from the beginning: pipes and terminals |
 //! | [`spool`] | the bounded store of one output stream |
 //! | [`stdin`] | the standard input of an exec |
@@ -41,6 +42,7 @@ mod belonging;
 mod code;
 mod context;
 mod contexts;
+mod descent;
 mod dial;
 mod egress;
 mod exec;

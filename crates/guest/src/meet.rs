@@ -9,12 +9,14 @@
 //! an engine runs has its parent outside, and what is beside the walls of [`crate::walls`] has no number inside. Nothing that was
 //! started inside ever has either.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream as StdStream;
 use std::process::ExitCode;
 
+use api::hello::{NO_TOKEN, TOKEN_BYTES};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::dial::{Connection, greet};
@@ -22,24 +24,29 @@ use crate::walls::Entrances;
 use crate::{posture, sweep};
 
 /// The directory that only root may enter.
-const HOME: &str = "/.belljar/spool";
+const HOME: &str = "/.bellglass/spool";
 /// Where process 1 listens.
-const SOCKET: &str = "/.belljar/spool/guest.sock";
+const SOCKET: &str = "/.bellglass/spool/guest.sock";
 /// Where it says what it can see of its own privileges: nobody else can see them.
-const POSTURE: &str = "/.belljar/spool/posture.json";
+const POSTURE: &str = "/.bellglass/spool/posture.json";
 
 /// What is passed on at once.
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// How node and guest come together.
 pub enum Meeting {
-    /// The node listens.
-    Dial,
+    /// The node listens, and has given us this to be known by.
+    Dial(Cell<[u8; TOKEN_BYTES]>),
     /// This process does, and has what else would come with a greeting, where it has put up its walls itself.
     Listen(UnixListener, Option<Entrances>),
 }
 
 impl Meeting {
+    /// Dials a node that does not know us yet.
+    pub fn dial() -> Self {
+        Self::Dial(Cell::new(NO_TOKEN))
+    }
+
     /// Listens, and writes down what this process can do: before user code exists.
     pub fn listen(entrances: Option<Entrances>) -> io::Result<Self> {
         std::fs::set_permissions(HOME, std::fs::Permissions::from_mode(0o700))?;
@@ -53,7 +60,7 @@ impl Meeting {
     /// The next connection to the node, greeted.
     pub async fn next(&self) -> io::Result<Connection> {
         match self {
-            Self::Dial => crate::dial::dial().await,
+            Self::Dial(token) => crate::dial::dial(token).await,
             Self::Listen(listener, entrances) => loop {
                 let (stream, _) = listener.accept().await?;
                 if is_from_outside(&stream, entrances.is_some()) {

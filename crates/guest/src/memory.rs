@@ -26,7 +26,7 @@ use crate::watched::{Watched, watch};
 /// What is left here after a memory kill stays charged and would kill the next exec too.
 const SHARED_MEMORY: &str = "/dev/shm";
 /// What removes it: this program, as the owner of what is left.
-const EMPTY: [&str; 2] = ["/.belljar/guest", "empty"];
+const EMPTY: [&str; 2] = ["/.bellglass/guest", "empty"];
 /// The group by which its processes are found: the first that no exec has.
 const TIDY_GROUP: u32 = *limits::EXEC_GROUPS.end() + 1;
 

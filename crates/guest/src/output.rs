@@ -74,6 +74,7 @@ pub async fn send(exec: Rc<Exec>, mut at: Position, sender: Feed) {
                 if sender.send(frame).await.is_err() {
                     return;
                 }
+                exec.sent(stream, *position);
             }
         }
         if !idle {

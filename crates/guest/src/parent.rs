@@ -4,8 +4,10 @@
 //! first code ──▶ started ──imports──▶ ready ──fork──▶ a run, or a context      ended (memory, a crash) ──▶ the next code starts another
 //! ```
 //!
-//! It never runs user code and has a user of its own, so that nobody inside can signal it. What it keeps of root is what it takes to
-//! give a fork its user and group; the fork drops that before user code exists. Nothing that user code can write to is read by it.
+//! It never runs user code and has a user of its own, so that nobody inside can signal it. It keeps two capabilities, SETUID and
+//! SETGID, to give a fork its user and group; the fork drops them before user code exists. But it is the image's Python, and what an
+//! image's author or a package put into that is not ours: so it is never root. See [`crate::descent`] for how, and for gVisor.
+//! Nothing that user code can write to is read by it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -22,6 +24,7 @@ use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, oneshot};
 
+use crate::descent::SETPCAP;
 use crate::launch::{Identity, Launched, environment, verdict};
 use crate::records::Records;
 use crate::sweep::{self, Whom};
@@ -38,8 +41,8 @@ macro_rules! sources {
 const SOURCES: &[(&str, &str)] = &sources!["boxes" "channel" "charts" "context" "ending" "errors" "figures" "fork" "hooks" "identity" "missing" "packages" "pages" "parent" "plain" "results" "run" "shadow" "shell" "threads" "variables" "warm"];
 /// What it is found by: the second group that no exec has.
 const GROUP: u32 = *limits::EXEC_GROUPS.end() + 2;
-/// SETGID, SETUID and SETPCAP.
-const CAPABILITIES: u64 = 0b1_1100_0000;
+/// SETGID and SETUID.
+const CAPABILITIES: u64 = 0b1100_0000;
 /// A second for most imports; many times that on a machine that is busy.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 /// A fork takes milliseconds.
@@ -145,9 +148,9 @@ impl Parent {
         if let Some(module) = &live.info.threaded_by {
             return Err(failed(
                 format!(
-                    "the module {module}, which the template imports ahead, starts a thread; such a process cannot be forked"
+                    "the module {module}, which the template pre-imports, starts a thread; a process with threads cannot be forked"
                 ),
-                "Leave it out of the template's imports; code that imports it works.",
+                "Remove the module from the template's imports. Code can still import the module.",
                 Retry::Useless,
             ));
         }
@@ -163,15 +166,15 @@ impl Parent {
         match answer {
             Ok(Some(Ok(pid))) => Ok(pid),
             Ok(Some(Err(why))) => Err(failed(
-                format!("the interpreter cannot be forked: {why}"),
-                "End some processes of the sandbox, or ask for larger limits.",
+                format!("cannot fork the interpreter: {why}"),
+                "Stop some processes in the sandbox, or request larger limits.",
                 Retry::Safe,
             )),
-            Ok(None) => Err(failed("the interpreter ended".into(), "Run the code again.", Retry::Safe)),
+            Ok(None) => Err(failed("the interpreter exited".into(), "Run the code again.", Retry::Safe)),
             Err(_elapsed) => {
                 self.live.take();
                 sweep::kill(Whom::Group(GROUP)).await;
-                Err(failed("the interpreter does not answer".into(), "Run the code again.", Retry::Safe))
+                Err(failed("the interpreter does not respond".into(), "Run the code again.", Retry::Safe))
             }
         }
     }
@@ -199,21 +202,27 @@ async fn start(table: &Rc<Table>, spec: &InterpreterSpec) -> Result<Live, Error>
             Retry::Useless,
         )
     })?;
+    // gVisor gives no program of an ordinary user capabilities: there it is root of a namespace of its own, in which it empties the
+    // bounding set itself.
+    let nested = table.in_user_kernel();
+    let capabilities = if nested { CAPABILITIES | SETPCAP } else { CAPABILITIES };
+    let who = match api::defence::is_off("I-11") {
+        true => Identity { uid: 0, group: GROUP, capabilities: CAPABILITIES | SETPCAP, nested: false },
+        false => Identity { uid: limits::INTERPRETER_UID, group: GROUP, capabilities, nested },
+    };
     for (name, value) in [
         ("HOME", HOME.to_owned()),
-        ("BELLJAR_IMPORTS", spec.imports.join(",")),
-        ("BELLJAR_UID", limits::INTERPRETER_UID.to_string()),
-        ("BELLJAR_GROUP", GROUP.to_string()),
+        ("BELLGLASS_IMPORTS", spec.imports.join(",")),
+        ("BELLGLASS_UID", if nested { 0 } else { limits::INTERPRETER_UID }.to_string()),
     ] {
         command.env.insert(name.into(), value);
     }
     command.argv = [&python, "-I", "-B", "/proc/self/fd/4"].map(str::to_owned).to_vec();
     let broken = |error: std::io::Error| {
-        failed(format!("the interpreter cannot be started: {error}"), "Run the code again.", Retry::Safe)
+        failed(format!("cannot start the interpreter: {error}"), "Run the code again.", Retry::Safe)
     };
     let (records, theirs) = Records::pair().map_err(broken)?;
     let program = program().map_err(broken)?;
-    let who = Identity { uid: 0, group: GROUP, capabilities: CAPABILITIES };
     let Launched { verdict: said, ends, .. } = table.launch(&command, who, &[theirs, program])?;
     verdict(&command, GROUP, said).await?;
     let words = Rc::new(RefCell::new(Vec::new()));
@@ -227,7 +236,7 @@ async fn start(table: &Rc<Table>, spec: &InterpreterSpec) -> Result<Live, Error>
         let words = String::from_utf8_lossy(&words.borrow()).trim().to_owned();
         return Err(failed(
             format!("the interpreter did not start: {words}"),
-            "Look at the template's imports, and at the sandbox's memory; then run the code again.",
+            "Check the template's imports and the sandbox's memory, then run the code again.",
             Retry::Safe,
         ));
     };

@@ -77,11 +77,11 @@ impl Body for Said {
 pub async fn open(port: u16, heard: Incoming) -> Result<Said, Error> {
     let place = PLACES.try_acquire().map_err(|_| Error {
         code: ErrorCode::Capacity,
-        message: format!("the sandbox has {CONNECTIONS_MAX} connections open, the most there may be"),
+        message: format!("the sandbox already has {CONNECTIONS_MAX} open connections, the maximum"),
         layer: Layer::Sandbox,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "Close some of them, or wait until one ends.".into(),
+        fix: "Close some of these connections, or wait until one closes.".into(),
     })?;
     Ok(carry(dial(port).await?, heard, Some(place)))
 }
@@ -106,14 +106,16 @@ async fn dial(port: u16) -> Result<TcpStream, Error> {
     let (code, message, fix) = if late {
         (
             ErrorCode::Deadline,
-            format!("what listens on port {port} of the sandbox takes no connection"),
-            "See what the server inside is doing; its queue of connections is full.".to_owned(),
+            format!("the server on port {port} of the sandbox does not accept connections"),
+            "Check the server in the sandbox: its connection queue is full.".to_owned(),
         )
     } else {
         (
             ErrorCode::NotFound,
             format!("nothing listens on port {port} of the sandbox"),
-            format!("Start a server on port {port} inside; it must listen on 127.0.0.1 or 0.0.0.0."),
+            format!(
+                "Start a server on port {port} in the sandbox. The server must listen on 127.0.0.1 or 0.0.0.0."
+            ),
         )
     };
     Err(Error { code, message, layer: Layer::UserCode, ran: Ran::No, retry: Retry::Safe, fix })

@@ -1,11 +1,11 @@
 //! What a user process can see of its own privileges.
 //!
-//! Run as an ordinary exec (`/.belljar/guest posture`), so that what it shows is what every exec gets.
+//! Run as an ordinary exec (`/.bellglass/guest posture`), so that what it shows is what every exec gets.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use api::posture::Posture;
+use api::posture::{Posture, cgroup_limits};
 
 const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
 
@@ -41,6 +41,7 @@ pub fn own() -> std::io::Result<String> {
             Some((kind.to_owned(), link.to_string_lossy().into_owned()))
         })
         .collect();
+    posture.cgroup = cgroup_limits(|file| std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok());
     Ok(serde_json::to_string(&posture)?)
 }
 

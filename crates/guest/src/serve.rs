@@ -172,8 +172,9 @@ async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<
         }
         (&Method::POST, ["execs", id, "signal"]) => signal(exec_id(id)?, body, &table).await,
         (&Method::PUT, ["ttl", ms]) => {
-            let ms =
-                ms.parse().map_err(|_| Error::not_found(format!("{ms:?} is no number of milliseconds")))?;
+            let ms = ms
+                .parse()
+                .map_err(|_| Error::not_found(format!("{ms:?} is not a number of milliseconds")))?;
             table.live_for(Duration::from_millis(ms));
             json(StatusCode::OK, &())
         }
@@ -212,7 +213,7 @@ async fn start(id: ExecId, body: Incoming, table: &Rc<Table>) -> Reply {
 
 async fn contexts(method: &Method, path: &[&str], body: Incoming, table: &Rc<Table>) -> Reply {
     let id = |text: &str| -> Result<ContextId, Error> {
-        text.parse().map_err(|bad: api::id::NotAnId| Error::invalid(bad.to_string(), "Use such an id."))
+        text.parse().map_err(|bad: api::id::NotAnId| Error::invalid(bad.to_string(), "Use a valid id."))
     };
     match (method, path) {
         (&Method::GET, []) => json(StatusCode::OK, &table.contexts.list(table)),
@@ -233,7 +234,7 @@ async fn contexts(method: &Method, path: &[&str], body: Incoming, table: &Rc<Tab
         (&Method::GET, [name, "variables"]) => {
             json(StatusCode::OK, &table.contexts.find(&id(name)?)?.variables(table).await?)
         }
-        _ => Err(Error::not_found("there is no such route of contexts")),
+        _ => Err(Error::not_found("there is no such context route")),
     }
 }
 
@@ -243,13 +244,14 @@ async fn stdin(id: ExecId, query: &str, mut body: Incoming, table: &Table) -> Re
     let is_last = number(query, "last")?.is_some();
     if is_last && exec.is_terminal() {
         return Err(Error::invalid(
-            "the input of a terminal has no end",
-            "Send the byte 4, which is Ctrl-D, or cancel the exec.",
+            "stdin of a terminal cannot be closed",
+            "Send byte 4 (Ctrl-D), or cancel the exec.",
         ));
     }
     let mut offset = number(query, "offset")?.unwrap_or_else(|| stdin.received());
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Error::invalid(error.to_string(), "Send the rest again."))?;
+        let frame =
+            frame.map_err(|error| Error::invalid(error.to_string(), "Send the remaining input again."))?;
         if let Ok(bytes) = frame.into_data() {
             stdin.write(offset, &bytes).await?;
             offset += bytes.len() as u64;
@@ -266,8 +268,8 @@ async fn signal(id: ExecId, body: Incoming, table: &Table) -> Reply {
     let request: SignalRequest = parse(&collect(body).await?)?;
     let wanted = Signal::from_named_raw(request.signal).ok_or_else(|| {
         Error::invalid(
-            format!("{} is not the number of a signal", request.signal),
-            "Use one of the signals of signal(7), such as 2, 9 or 15.",
+            format!("{} is not a signal number", request.signal),
+            "Use a signal from signal(7), such as 2, 9 or 15.",
         )
     })?;
     json(StatusCode::OK, &sweep::signal(Whom::Group(exec.group()), wanted))
@@ -277,19 +279,18 @@ async fn collect(body: Incoming) -> Result<Bytes, Error> {
     match Limited::new(body, limits::BODY_BYTES_MAX).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) => {
-            Err(Error::invalid(format!("the body could not be read: {error}"), "Send a smaller body."))
+            Err(Error::invalid(format!("cannot read the request body: {error}"), "Send a smaller body."))
         }
     }
 }
 
 fn parse<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        Error::invalid(format!("the body is not what was expected: {error}"), "Mend the body.")
-    })
+    serde_json::from_slice(bytes)
+        .map_err(|error| Error::invalid(format!("invalid request body: {error}"), "Fix the request body."))
 }
 
 fn exec_id(text: &str) -> Result<ExecId, Error> {
-    text.parse().map_err(|bad: api::id::NotAnId| Error::invalid(bad.to_string(), "Use such an id."))
+    text.parse().map_err(|bad: api::id::NotAnId| Error::invalid(bad.to_string(), "Use a valid id."))
 }
 
 fn position(query: &str) -> Result<Position, Error> {
@@ -309,7 +310,7 @@ fn order(query: &str) -> Result<Order, Error> {
         }
         _ => Err(Error::invalid(
             "compression, top or done is missing or unknown",
-            "Say compression=none, gzip or zstd, top=0 or 1, and done=N.",
+            "Set compression to none, gzip or zstd, top to 0 or 1, and done to a number.",
         )),
     }
 }
@@ -322,12 +323,12 @@ fn number(query: &str, name: &str) -> Result<Option<u64>, Error> {
     value(query, name)
         .map(|text| text.parse())
         .transpose()
-        .map_err(|_| Error::invalid(format!("{name} is not a number"), "Give a decimal number."))
+        .map_err(|_| Error::invalid(format!("{name} is not a number"), "Use a decimal number."))
 }
 
 fn json<T: serde::Serialize>(status: StatusCode, value: &T) -> Reply {
-    let bytes =
-        serde_json::to_vec(value).map_err(|error| platform(format!("cannot write an answer: {error}")))?;
+    let bytes = serde_json::to_vec(value)
+        .map_err(|error| platform(format!("cannot serialize a response: {error}")))?;
     let mut response = Response::new(full(bytes.into()));
     *response.status_mut() = status;
     Ok(response)
@@ -335,7 +336,7 @@ fn json<T: serde::Serialize>(status: StatusCode, value: &T) -> Reply {
 
 fn platform(message: String) -> Error {
     let (code, layer) = (ErrorCode::Platform, Layer::Platform);
-    let fix = "Report this with the guest's version.".into();
+    let fix = "Report this error together with the guest's version.".into();
     Error { code, message, layer, ran: Ran::Unknown, retry: Retry::Unknown, fix }
 }
 

@@ -7,19 +7,35 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
+use std::rc::Rc;
 
 /// The two streams of one flood while user code holds every inode, and one exec more.
 const MADE_AHEAD: usize = 4;
 /// Where the sandbox's disk is bound for the guest alone.
-const DIRECTORY: &str = "/.belljar/spool";
+const DIRECTORY: &str = "/.bellglass/spool";
+
+/// Frees some room on the disk; says whether it did.
+type Relief = Rc<dyn Fn() -> bool>;
 
 thread_local! {
+    static RELIEF: RefCell<Option<Relief>> = const { RefCell::new(None) };
     static SPARE: RefCell<Vec<File>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Makes some files ahead. Called before user code exists.
 pub fn make_ahead() {
     SPARE.with_borrow_mut(|spare| spare.extend((0..MADE_AHEAD).map_while(|_| make().ok())));
+}
+
+/// Says how room is freed on the disk when it is full.
+pub fn relieve_by(relief: impl Fn() -> bool + 'static) {
+    RELIEF.set(Some(Rc::new(relief)));
+}
+
+/// Frees some room on the disk, if that can be done; says whether it was.
+pub fn relieve() -> bool {
+    let relief = RELIEF.with_borrow(Clone::clone);
+    relief.is_some_and(|relief| relief())
 }
 
 /// An empty file without a name, in the blocks that user code cannot fill.

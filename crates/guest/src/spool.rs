@@ -10,6 +10,15 @@
 //!
 //! The first [`MEMORY_BYTES`] stay in memory, so that a small exec touches no disk; past that everything is in one
 //! file without a name, the head in front and the tail as a ring behind it.
+//!
+//! User code can fill the disk. When that refuses, output of execs that have ended is forgotten first. Then, by mode:
+//!
+//! - `block`: room is announced only where bytes can be stored for certain, so the ring stays as large as it is, at least
+//!   [`MEMORY_BYTES`], and the process waits. A reader says what it has taken in steps that are larger than such a ring; so what was
+//!   sent to it, before or after the disk refused, counts as taken. Nothing is lost unless its connection breaks just then, and that is
+//!   told as a gap.
+//! - `keep`: the head ends there, and of the rest the last [`LAST_BYTES`] stay in memory.
+//! - `kill`: that was the limit.
 
 use std::fs::File;
 use std::io;
@@ -22,6 +31,11 @@ use crate::spare;
 /// What most execs write fits; a thousand idle ones cost nothing.
 pub const MEMORY_BYTES: u64 = 64 * 1024;
 
+/// What is kept of the end in any case (mode `keep`): the last lines, which say how it went.
+pub const LAST_BYTES: u64 = 32 * 1024;
+/// What is set aside on the disk at once (mode `block`): as much as is read of a pipe at once.
+const ASIDE_BYTES: u64 = 256 * 1024;
+
 /// The store of one stream.
 pub struct Spool {
     mode: OutputMode,
@@ -33,10 +47,18 @@ pub struct Spool {
     written: u64,
     /// Bytes below this offset have been taken by a reader (mode `block`).
     consumed: u64,
+    /// Bytes below this offset were sent to a reader (mode `block`).
+    sent: u64,
     /// Bytes of the tail below this offset could not be stored.
     floor: u64,
     /// Bytes that the disk refused.
     unstored: u64,
+    /// How much of the file is set aside for certain (mode `block`).
+    aside: u64,
+    /// Whether the disk refused, so that the ring is smaller than what was asked for (mode `block`).
+    cramped: bool,
+    /// From where on the disk refused, and the end of what came after that, as a ring (mode `keep`).
+    last: Option<(u64, Vec<u8>)>,
     place: Place,
     make_file: fn() -> io::Result<File>,
 }
@@ -55,7 +77,7 @@ pub enum Taken {
     All,
     /// Only this many: mode `block`, and it is full.
     Part(usize),
-    /// Mode `kill`, and that was too many.
+    /// Mode `kill`, and that was too many, or more than the disk takes.
     OverLimit,
 }
 
@@ -82,7 +104,23 @@ impl Spool {
             OutputMode::Kill => (bytes, 0),
         };
         let place = Place::Memory(Vec::new());
-        Self { mode, head, tail, written: 0, consumed: 0, floor: 0, unstored: 0, place, make_file }
+        let (written, consumed, sent, floor, unstored, aside) = (0, 0, 0, 0, 0, 0);
+        let (cramped, last) = (false, None);
+        Self {
+            mode,
+            head,
+            tail,
+            written,
+            consumed,
+            sent,
+            floor,
+            unstored,
+            aside,
+            cramped,
+            last,
+            place,
+            make_file,
+        }
     }
 
     /// All bytes ever written.
@@ -98,17 +136,70 @@ impl Spool {
         }
     }
 
+    /// Whether some of it is on the disk.
+    pub fn has_file(&self) -> bool {
+        matches!(self.place, Place::File(_))
+    }
+
     /// Bytes that can be read again.
     pub fn kept(&self) -> u64 {
         self.written - self.tail_start() + self.head_end()
     }
 
-    /// How many more bytes fit before the process must wait. Endless in the modes in which it never does.
-    pub fn room(&self) -> u64 {
+    /// How many more bytes can be stored for certain now; with none, the process must wait. Endless in the modes in which it never
+    /// does.
+    pub fn room(&mut self) -> u64 {
         match self.mode {
-            OutputMode::Block => self.tail - (self.written - self.consumed),
+            OutputMode::Block => self.certain_room(),
             OutputMode::Keep | OutputMode::Kill => u64::MAX,
         }
+    }
+
+    /// Sets room aside for what comes next, up to where the ring begins again. Where the disk refuses, the ring stays as it is.
+    fn certain_room(&mut self) -> u64 {
+        loop {
+            let unread = self.written - self.consumed;
+            let place = self.place_of(self.written);
+            let wanted = self.tail.saturating_sub(unread).min(self.tail - place).min(ASIDE_BYTES);
+            if api::defence::is_off("O-20") {
+                return wanted;
+            }
+            let certain = match &self.place {
+                Place::Memory(_) => MEMORY_BYTES.saturating_sub(place),
+                Place::File(_) => self.aside.saturating_sub(place),
+                Place::Nowhere => return wanted,
+            };
+            if wanted == 0 || certain > 0 {
+                return wanted.min(certain);
+            }
+            if self.set_aside(place, wanted).is_ok() {
+                continue;
+            }
+            // All that is set aside is written to, for the first time: what is stored lies from 0 to here, and so it does in a ring
+            // that ends here.
+            self.tail = place;
+            self.cramped = true;
+            self.consume(self.sent);
+        }
+    }
+
+    /// Moves to a file, and has the disk give it these blocks.
+    fn set_aside(&mut self, place: u64, bytes: u64) -> io::Result<()> {
+        relieved(|| {
+            if let Place::Memory(memory) = &self.place {
+                let file = (self.make_file)()?;
+                file.write_all_at(memory, 0)?;
+                // What is written there has its blocks, whatever the disk says to more.
+                self.aside = memory.len() as u64;
+                self.place = Place::File(file);
+            }
+            match &self.place {
+                Place::File(file) => allocate(file, place, bytes),
+                Place::Memory(_) | Place::Nowhere => Err(io::ErrorKind::StorageFull.into()),
+            }
+        })?;
+        self.aside = place + bytes;
+        Ok(())
     }
 
     /// Takes bytes that the process has written.
@@ -119,16 +210,28 @@ impl Spool {
                 Taken::All
             }
             OutputMode::Block => {
-                let room = usize::try_from(self.room()).unwrap_or(usize::MAX);
-                let taken = bytes.get(..room).unwrap_or(bytes);
-                self.store(taken);
-                if taken.len() == bytes.len() { Taken::All } else { Taken::Part(taken.len()) }
+                let mut left = bytes;
+                while !left.is_empty() {
+                    let room = usize::try_from(self.room()).unwrap_or(usize::MAX).min(left.len());
+                    if room == 0 {
+                        return Taken::Part(bytes.len() - left.len());
+                    }
+                    let (now, later) = left.split_at(room);
+                    self.store(now);
+                    left = later;
+                }
+                Taken::All
             }
             OutputMode::Kill => {
                 let room = usize::try_from(self.head - self.written).unwrap_or(usize::MAX);
                 let fits = bytes.get(..room).unwrap_or(bytes);
+                let before = self.unstored;
                 self.store(fits);
-                if fits.len() == bytes.len() { Taken::All } else { Taken::OverLimit }
+                if fits.len() == bytes.len() && self.unstored == before {
+                    Taken::All
+                } else {
+                    Taken::OverLimit
+                }
             }
         }
     }
@@ -143,6 +246,8 @@ impl Spool {
             self.head_end()
         } else if offset < start {
             return Read::Gap { to: start };
+        } else if let Some((_, last)) = &self.last {
+            return read_last(last, offset..self.written, buffer);
         } else {
             // Up to the point where the ring begins again.
             let place = self.place_of(offset);
@@ -168,12 +273,23 @@ impl Spool {
         self.consumed = self.consumed.max(offset.min(self.written));
     }
 
+    /// A reader was sent everything below this offset (mode `block`). Where the disk leaves no room to wait until it says that it has
+    /// it, that is enough. Says whether it was.
+    pub fn sent(&mut self, offset: u64) -> bool {
+        self.sent = self.sent.max(offset.min(self.written));
+        if self.cramped {
+            self.consume(self.sent);
+        }
+        self.cramped
+    }
+
     /// Lets go of everything kept.
     pub fn forget(&mut self) {
         if let Place::File(file) = std::mem::replace(&mut self.place, Place::Nowhere) {
             spare::give_back(file);
         }
         self.head = 0;
+        self.last = None;
         self.floor = self.written;
     }
 
@@ -184,7 +300,10 @@ impl Spool {
     fn tail_start(&self) -> u64 {
         let start = match self.mode {
             OutputMode::Block => self.consumed,
-            OutputMode::Keep | OutputMode::Kill => self.written.saturating_sub(self.tail),
+            OutputMode::Keep | OutputMode::Kill => match &self.last {
+                Some((from, _)) => self.written.saturating_sub(LAST_BYTES).max(*from),
+                None => self.written.saturating_sub(self.tail),
+            },
         };
         start.max(self.floor).max(self.head_end()).min(self.written)
     }
@@ -195,6 +314,9 @@ impl Spool {
     }
 
     fn store(&mut self, mut bytes: &[u8]) {
+        if self.last.is_some() {
+            return self.store_last(bytes);
+        }
         // Of one large write, what would be overwritten by its own end need not be stored.
         if self.written >= self.head && bytes.len() as u64 > self.tail {
             let skip = bytes.len() as u64 - self.tail;
@@ -210,11 +332,32 @@ impl Spool {
                 break;
             }
             let stored = self.put(place, now);
+            if stored.is_err() && self.mode == OutputMode::Keep {
+                self.head = self.head.min(self.written);
+                self.last = Some((self.written, Vec::new()));
+                return self.store_last(bytes);
+            }
             self.written += now.len() as u64;
             if stored.is_err() {
                 self.lost(now.len() as u64);
             }
             bytes = later;
+        }
+    }
+
+    /// Keeps the end of what is written in memory.
+    fn store_last(&mut self, bytes: &[u8]) {
+        let Some((_, last)) = &mut self.last else { return };
+        last.resize(LAST_BYTES as usize, 0);
+        self.written += bytes.len() as u64;
+        let skipped = bytes.len().saturating_sub(LAST_BYTES as usize);
+        let kept = bytes.get(skipped..).unwrap_or_default();
+        let first = ((self.written - kept.len() as u64) % LAST_BYTES) as usize;
+        let (now, later) = kept.split_at(kept.len().min(LAST_BYTES as usize - first));
+        for (from, part) in [(first, now), (0, later)] {
+            if let Some(to) = last.get_mut(from..from + part.len()) {
+                to.copy_from_slice(part);
+            }
         }
     }
 
@@ -231,12 +374,15 @@ impl Spool {
                 }
                 return Ok(());
             }
-            let file = (self.make_file)()?;
-            file.write_all_at(memory, 0)?;
+            let file = relieved(|| {
+                let file = (self.make_file)()?;
+                file.write_all_at(memory, 0)?;
+                Ok(file)
+            })?;
             self.place = Place::File(file);
         }
         match &self.place {
-            Place::File(file) => file.write_all_at(bytes, place),
+            Place::File(file) => relieved(|| file.write_all_at(bytes, place)),
             Place::Memory(_) | Place::Nowhere => Err(io::ErrorKind::StorageFull.into()),
         }
     }
@@ -249,6 +395,40 @@ impl Spool {
     }
 }
 
+/// Does it, if need be again and again while output of execs that have ended can be forgotten for it.
+fn relieved<T>(mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match act() {
+            Err(_) if spare::relieve() => {}
+            done => return done,
+        }
+    }
+}
+
+/// Has the disk give a file these blocks: by asking for them, or where that is not known, by writing to them.
+fn allocate(file: &File, place: u64, bytes: u64) -> io::Result<()> {
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), place, bytes) {
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            file.write_all_at(&vec![0; usize::try_from(bytes).unwrap_or(0)], place)
+        }
+        done => Ok(done?),
+    }
+}
+
+/// Reads from the ring of the last bytes, up to where it begins again.
+fn read_last(last: &[u8], offsets: std::ops::Range<u64>, buffer: &mut [u8]) -> Read {
+    let place = (offsets.start % LAST_BYTES) as usize;
+    let there = usize::try_from(offsets.end - offsets.start).unwrap_or(usize::MAX);
+    let count = there.min(last.len().saturating_sub(place)).min(buffer.len());
+    match (buffer.get_mut(..count), last.get(place..place + count)) {
+        (Some(to), Some(from)) if count > 0 => {
+            to.copy_from_slice(from);
+            Read::Data(count)
+        }
+        _ => Read::Gap { to: offsets.end },
+    }
+}
+
 impl Drop for Spool {
     fn drop(&mut self) {
         self.forget();
@@ -256,116 +436,4 @@ impl Drop for Spool {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn file() -> io::Result<File> {
-        tempfile::tempfile()
-    }
-
-    fn full_disk() -> io::Result<File> {
-        Err(io::ErrorKind::StorageFull.into())
-    }
-
-    /// Everything a reader that starts at `offset` gets: bytes with their offsets, and the bytes reported as gaps.
-    fn drain(spool: &Spool, mut offset: u64, step: usize) -> (Vec<(u64, u8)>, u64) {
-        let (mut got, mut gaps) = (Vec::new(), 0);
-        let mut buffer = vec![0; step];
-        loop {
-            match spool.read(offset, &mut buffer) {
-                Read::Data(count) => {
-                    got.extend(buffer[..count].iter().enumerate().map(|(i, b)| (offset + i as u64, *b)));
-                    offset += count as u64;
-                }
-                Read::Gap { to } => {
-                    assert!(to > offset);
-                    gaps += to - offset;
-                    offset = to;
-                }
-                Read::Nothing => return (got, gaps),
-            }
-        }
-    }
-
-    fn byte(offset: u64) -> u8 {
-        (offset.wrapping_mul(31) >> 3) as u8
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-        #[test]
-        fn keep_gives_head_and_tail_and_one_exact_gap(
-            kept in 2u64..200_000, writes in prop::collection::vec(0usize..60_000, 0..12), step in 1usize..70_000,
-        ) {
-            let mut spool = Spool::new(OutputMode::Keep, kept, file);
-            let mut total = 0;
-            for count in writes {
-                let bytes: Vec<u8> = (total..total + count as u64).map(byte).collect();
-                prop_assert_eq!(spool.write(&bytes), Taken::All);
-                total += count as u64;
-            }
-            let (got, gaps) = drain(&spool, 0, step);
-            prop_assert_eq!(got.len() as u64 + gaps, total);
-            prop_assert_eq!(gaps, total.saturating_sub(kept));
-            prop_assert_eq!(gaps, spool.dropped());
-            prop_assert!(got.iter().all(|(offset, value)| byte(*offset) == *value));
-            let head = (kept / 2).min(total);
-            prop_assert!((0..head).all(|offset| got[offset as usize].0 == offset));
-        }
-
-        #[test]
-        fn block_gives_each_byte_once(kept in 1u64..100_000, total in 0u64..300_000, step in 1usize..50_000) {
-            let mut spool = Spool::new(OutputMode::Block, kept, file);
-            let (mut sent, mut seen) = (0u64, 0u64);
-            let mut buffer = vec![0; step];
-            while seen < total {
-                let bytes: Vec<u8> = (sent..total.min(sent + 40_000)).map(byte).collect();
-                match spool.write(&bytes) {
-                    Taken::All => sent += bytes.len() as u64,
-                    Taken::Part(count) => sent += count as u64,
-                    Taken::OverLimit => prop_assert!(false),
-                }
-                if let Read::Data(count) = spool.read(seen, &mut buffer) {
-                    for (index, value) in buffer[..count].iter().enumerate() {
-                        prop_assert_eq!(*value, byte(seen + index as u64));
-                    }
-                    seen += count as u64;
-                    spool.consume(seen);
-                }
-            }
-            prop_assert_eq!(spool.written(), total);
-            prop_assert_eq!(spool.dropped(), 0);
-        }
-
-        #[test]
-        fn a_full_disk_loses_bytes_and_says_how_many(kept in 100_000u64..300_000, total in 0usize..900_000) {
-            let mut spool = Spool::new(OutputMode::Keep, kept, full_disk);
-            let bytes: Vec<u8> = (0..total as u64).map(byte).collect();
-            for chunk in bytes.chunks(50_000) {
-                prop_assert_eq!(spool.write(chunk), Taken::All);
-            }
-            let (got, gaps) = drain(&spool, 0, 10_000);
-            prop_assert_eq!(got.len() as u64 + gaps, total as u64);
-            prop_assert_eq!(gaps, spool.dropped());
-            prop_assert!(got.iter().all(|(offset, value)| byte(*offset) == *value));
-        }
-    }
-
-    #[test]
-    fn kill_keeps_what_fits_and_then_says_no() {
-        let mut spool = Spool::new(OutputMode::Kill, 5000, file);
-        assert_eq!(spool.write(&[1; 5000]), Taken::All);
-        assert_eq!(spool.write(&[2]), Taken::OverLimit);
-        assert_eq!(drain(&spool, 0, 999).0.len(), 5000);
-    }
-
-    #[test]
-    fn a_forgotten_spool_is_one_gap() {
-        let mut spool = Spool::new(OutputMode::Keep, 5000, file);
-        spool.write(b"hello");
-        spool.forget();
-        assert_eq!(drain(&spool, 0, 10), (vec![], 5));
-    }
-}
+mod tests;

@@ -33,7 +33,7 @@ impl Stdin {
     pub async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let known = self.received.get();
         if offset > known {
-            return Err(closed(format!("standard input is at offset {known}, not at {offset}")));
+            return Err(closed(format!("standard input is at offset {known}, not {offset}")));
         }
         // Looked at anew after every wait: the same bytes may have been sent twice, by two connections, and be taken
         // from the other one meanwhile.
@@ -70,7 +70,7 @@ impl Stdin {
 
     fn gone(&self) -> Error {
         self.close();
-        closed("the process does not read its standard input any more".into())
+        closed("the process no longer reads its standard input".into())
     }
 }
 
@@ -81,7 +81,7 @@ fn closed(message: String) -> Error {
         layer: Layer::UserCode,
         ran: Ran::Yes,
         retry: Retry::Useless,
-        fix: "Read the exec's output: it says how the process is doing.".into(),
+        fix: "Read the exec's output to see the state of the process.".into(),
     }
 }
 

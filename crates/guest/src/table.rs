@@ -21,9 +21,9 @@ use crate::exec::Exec;
 use crate::launch::{Identity, Launched, Purpose, Verdict, launch, no_terminal, verdict};
 use crate::memory::Kills;
 use crate::parent::Parent;
-use crate::sweep;
+use crate::sweep::{self, Known, Strays};
 
-/// What ended execs may keep together: it fits the reserved blocks of the sandbox's disk with room for running ones.
+/// What ended execs may keep together, as long as the disk has room for it: see [`Table::forget_oldest`].
 const KEPT_BYTES_MAX: u64 = 64_000_000;
 
 /// Requests that have a process working for them: each takes a few pages of memory.
@@ -56,6 +56,8 @@ pub struct Table {
     kills: Rc<Kills>,
     next_group: Cell<u32>,
     groups_reused: Cell<bool>,
+    /// The groups that are given away.
+    known: Known,
     assistants: Rc<Cell<usize>>,
     /// When everything here ends, whoever else is still there.
     expires: watch::Sender<Instant>,
@@ -73,6 +75,7 @@ pub enum Child {
 pub struct Assistant {
     group: u32,
     count: Rc<Cell<usize>>,
+    known: Known,
 }
 
 impl Table {
@@ -94,6 +97,7 @@ impl Table {
             kills,
             next_group: Cell::new(*limits::EXEC_GROUPS.start()),
             groups_reused: Cell::new(false),
+            known: Known::default(),
             assistants: Rc::default(),
             expires: watch::Sender::new(after(ttl)),
         }
@@ -160,7 +164,11 @@ impl Table {
         }
         let group = self.group();
         let exec = Rc::new(Exec::new(id.clone(), &spec, fingerprint, group, Rc::clone(&self.kills)));
-        let Launched { pid, verdict, ends } = self.launch(&spec, self.purpose.identity(&spec, group), &[])?;
+        let who = self.purpose.identity(&spec, group);
+        if self.purpose == Purpose::Rooted && who.uid == 0 {
+            exec.watch_strays(Strays::from_now(&self.known));
+        }
+        let Launched { pid, verdict, ends } = self.launch(&spec, who, &[])?;
         // Known before anything is awaited: it may end, and be asked for again, meanwhile.
         self.adopt(pid, Child::Exec(Rc::clone(&exec)));
         let streams = exec.hold(ends);
@@ -187,6 +195,7 @@ impl Table {
         if !lives {
             // Before anybody is told: who asks again then starts anew.
             self.execs.borrow_mut().remove(id);
+            self.known.borrow_mut().remove(&exec.group());
             self.order.borrow_mut().retain(|other| other != id);
             exec.hang_up();
         }
@@ -221,17 +230,18 @@ impl Table {
         if self.assistants.get() >= ASSISTANTS_MAX {
             return Err(Error {
                 code: ErrorCode::Capacity,
-                message: format!("{ASSISTANTS_MAX} requests for files are being served, the most at once"),
+                message: format!("{ASSISTANTS_MAX} file requests are in progress, the maximum"),
                 layer: Layer::Sandbox,
                 ran: Ran::No,
                 retry: Retry::Safe,
-                fix: "Ask again when some of them are done.".into(),
+                fix: "Retry when some of these requests have finished.".into(),
             });
         }
         let group = self.group();
         let launched = self.launch(spec, self.purpose.identity(spec, group), &[])?;
         self.assistants.set(self.assistants.get() + 1);
-        Ok((launched, Assistant { group, count: Rc::clone(&self.assistants) }))
+        let (count, known) = (Rc::clone(&self.assistants), Rc::clone(&self.known));
+        Ok((launched, Assistant { group, count, known }))
     }
 
     /// The exec of that name.
@@ -275,14 +285,16 @@ impl Table {
             let Some(id) = ended.and_then(|index| order.remove(index)) else {
                 return Err(Error {
                     code: ErrorCode::Capacity,
-                    message: format!("{} execs run already", limits::EXECS_MAX),
+                    message: format!("{} execs are already running", limits::EXECS_MAX),
                     layer: Layer::Sandbox,
                     ran: Ran::No,
                     retry: Retry::Safe,
-                    fix: "Wait for some to end, or cancel them.".into(),
+                    fix: "Wait until some execs have finished, or cancel some of them.".into(),
                 });
             };
-            execs.remove(&id);
+            if let Some(exec) = execs.remove(&id) {
+                self.known.borrow_mut().remove(&exec.group());
+            }
         }
         let ended = || order.iter().filter_map(|id| execs.get(id)).filter(|exec| exec.has_ended());
         let mut kept: u64 = ended().map(|exec| exec.kept()).sum();
@@ -291,9 +303,17 @@ impl Table {
                 break;
             }
             kept -= exec.kept();
-            exec.forget_output();
+            let _ = exec.forget_output();
         }
         Ok(())
+    }
+
+    /// Forgets the output of the ended exec that is the oldest of those that have some on the disk; says whether there was one.
+    pub fn forget_oldest(&self) -> bool {
+        let (Ok(execs), Ok(order)) = (self.execs.try_borrow(), self.order.try_borrow()) else { return false };
+        let oldest =
+            order.iter().filter_map(|id| execs.get(id)).find(|exec| exec.end().is_some() && exec.has_file());
+        oldest.is_some_and(|exec| exec.forget_output())
     }
 
     /// Refuses a terminal when there are as many as there may be.
@@ -319,6 +339,7 @@ impl Table {
             self.groups_reused.set(true);
         }
         self.next_group.set(next(group));
+        self.known.borrow_mut().insert(group);
         group
     }
 }
@@ -333,6 +354,7 @@ impl Assistant {
 impl Drop for Assistant {
     fn drop(&mut self) {
         self.count.set(self.count.get().saturating_sub(1));
+        self.known.borrow_mut().remove(&self.group);
     }
 }
 

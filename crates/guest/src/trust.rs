@@ -29,7 +29,7 @@ const END: &str = "-----END CERTIFICATE-----";
 pub fn put(authority: &[u8]) -> Result<(), Error> {
     let own = certificates(authority);
     if own.is_empty() {
-        return Err(Error::invalid("there is no certificate in it", "Send one as PEM."));
+        return Err(Error::invalid("the body contains no certificate", "Send a certificate as PEM."));
     }
     let text = of_template() + &own;
     // There already: most execs find it so.
@@ -38,11 +38,11 @@ pub fn put(authority: &[u8]) -> Result<(), Error> {
     }
     write(Path::new(TRUST_FILE), &text).map_err(|error| Error {
         code: ErrorCode::Capacity,
-        message: format!("cannot write down whom to trust: {error}"),
+        message: format!("cannot write the certificate file: {error}"),
         layer: Layer::Sandbox,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "Remove some files inside: each takes an inode, and this one needs one too.".into(),
+        fix: "Remove some files in the sandbox, because the certificate file needs a free inode.".into(),
     })
 }
 

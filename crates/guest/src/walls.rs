@@ -38,7 +38,7 @@ use crate::launch::done;
 pub use cgroup::Entrances;
 
 /// Where the node has written what to put up.
-const WALLS: &str = "/.belljar/walls.json";
+const WALLS: &str = "/.bellglass/walls.json";
 /// What the keeper says when process 1 is met.
 pub const READY: &[u8] = b"ready";
 /// What process 1 has for itself.
@@ -67,21 +67,21 @@ pub fn put_up(ttl: Duration) -> ExitCode {
 fn begin(ttl: Duration) -> Result<ExitCode, Failed> {
     // SAFETY: no pointers; this process has opened nothing above the three yet, and what it was left with is nothing it needs.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
-    step("close what was left open", done(closed as libc::c_int))?;
-    let text = step("read what to put up", std::fs::read(WALLS))?;
+    step("close inherited descriptors", done(closed as libc::c_int))?;
+    let text = step("read the isolation settings", std::fs::read(WALLS))?;
     let walls: Walls = serde_json::from_slice(&text)
-        .map_err(|error| format!("cannot understand what to put up: {error}"))?;
-    let (mut heard, said) = step("make a pipe", pipe())?;
+        .map_err(|error| format!("cannot parse the isolation settings: {error}"))?;
+    let (mut heard, said) = step("create a pipe", pipe())?;
     if step("fork", fork())?.is_none() {
         drop(heard);
         keep(&walls, ttl, said);
     }
     drop(said);
     let mut words = Vec::new();
-    step("hear of the keeper", heard.read_to_end(&mut words))?;
+    step("read the status of the supervisor of process 1", heard.read_to_end(&mut words))?;
     match words.as_slice() {
         READY => Ok(ExitCode::SUCCESS),
-        [] => Err("the keeper ended without a word".into()),
+        [] => Err("the supervisor of process 1 exited without a status".into()),
         words => Err(String::from_utf8_lossy(words).into_owned()),
     }
 }
@@ -89,7 +89,7 @@ fn begin(ttl: Duration) -> Result<ExitCode, Failed> {
 /// The keeper: never returns.
 fn keep(walls: &Walls, ttl: Duration, mut said: File) -> ! {
     let begun = prepare(walls).and_then(|entrances| {
-        let (wait, go) = step("make a pipe", pipe())?;
+        let (wait, go) = step("create a pipe", pipe())?;
         Ok((entrances, wait, go, step("fork", fork())?))
     });
     let (first, mut go) = match begun {
@@ -106,7 +106,7 @@ fn keep(walls: &Walls, ttl: Duration, mut said: File) -> ! {
     };
     // Held until the end of this process: by that it is known to be there.
     let _lock = match visit::write_down(first)
-        .and_then(|lock| step("let process 1 begin", go.write_all(b"1")).map(|()| lock))
+        .and_then(|lock| step("start process 1", go.write_all(b"1")).map(|()| lock))
     {
         Ok(lock) => lock,
         Err(failed) => give_up(&mut said, &failed),
@@ -131,15 +131,15 @@ fn give_up(said: &mut File, failed: &str) -> ! {
 
 /// What is made before process 1 is: the spool in the workspace's own view, and namespaces and cgroups.
 fn prepare(walls: &Walls) -> Result<Entrances, Failed> {
-    step("leave the session", rustix::process::setsid().map_err(Into::into))?;
+    step("create a session", rustix::process::setsid().map_err(Into::into))?;
     let null = step("open /dev/null", File::options().read(true).write(true).open("/dev/null"))?;
     for number in 0..3 {
         // SAFETY: no pointers; both descriptors are open.
-        step("let the streams go", done(unsafe { libc::dup2(null.as_raw_fd(), number) }))?;
+        step("detach the standard streams", done(unsafe { libc::dup2(null.as_raw_fd(), number) }))?;
     }
     mounts::spool(&walls.spool)?;
     // SAFETY: no pointers.
-    step("make namespaces", done(unsafe { libc::unshare(NAMESPACES) }))?;
+    step("create namespaces", done(unsafe { libc::unshare(NAMESPACES) }))?;
     mounts::keep_to_ourselves()?;
     cgroup::make(walls)
 }
@@ -148,7 +148,7 @@ fn prepare(walls: &Walls) -> Result<Entrances, Failed> {
 fn be_first(walls: &Walls, ttl: Duration, entrances: Entrances, mut said: File) -> ! {
     let with_keeper = || {
         let signal = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-        step("end with the keeper", signal.map_err(Into::into))
+        step("set the parent-death signal", signal.map_err(Into::into))
     };
     // Changes of who a process is can undo the last.
     let walled = mounts::put_up(walls)

@@ -2,14 +2,24 @@
 //!
 //! Memory is promised more than once: most sandboxes use a hundredth of their limit, and the limit of each holds whatever
 //! the others do. So what counts is what the machine has free now, less what those being started are about to take.
-//! Disks are promised once: their blocks are taken at the start.
+//! Disks are promised once: their blocks are taken at the start. Processes and open files are promised like memory: the machine has one
+//! table of each, of which a sandbox takes a few entries and may take many.
 
 use std::path::Path;
 
 use api::limits::Limits;
+use runtime::Tier;
+use runtime::tables::{self, FILES_RESERVE, TASKS_RESERVE, Table};
 
 /// What a sandbox takes until it is seen in the machine's own figures, in any tier (gVisor: 60 MiB resident).
 const START_MEMORY_BYTES: u64 = 64 << 20;
+
+/// Files that a sandbox makes in the data directory: its own directory with a bundle, a disk, sockets and records takes about 30.
+const START_INODES: u64 = 64;
+/// Files that stay possible for what is not a sandbox: the store, logs, layers that are being unpacked.
+const INODES_RESERVE: u64 = 1024;
+/// The same of processes: an OCI runtime's threads and the guest.
+const START_TASKS: u64 = 16;
 
 /// What the operator holds back, and for how long what is kept is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +51,12 @@ pub struct Room {
     pub memory_free_bytes: u64,
     /// Disk that is free.
     pub disk_free_bytes: u64,
+    /// Files that the file system still has room for.
+    pub inodes_free: u64,
+    /// Processes of the machine.
+    pub tasks: Table,
+    /// Open files of the machine.
+    pub files: Table,
 }
 
 /// What ran out, for an error's text: the thing, and how much there is of it.
@@ -50,23 +66,59 @@ pub type Refusal = (&'static str, String);
 ///
 /// # Errors
 /// What there is not enough of.
-pub fn admit(bounds: &Bounds, room: &Room, limits: &Limits) -> Result<(), Refusal> {
+pub fn admit(bounds: &Bounds, room: &Room, (limits, tier): (&Limits, Tier)) -> Result<(), Refusal> {
     if room.live >= bounds.sandboxes_max {
-        return Err(("one more sandbox", format!("{} live here, which is the most", room.live)));
+        return Err((
+            "another sandbox",
+            format!("{} sandboxes are live, the maximum for this machine", room.live),
+        ));
     }
     let coming = u64::from(room.starting + 1) * START_MEMORY_BYTES;
     let needed = bounds.memory_reserve_bytes.saturating_add(coming);
     if room.memory_free_bytes < needed {
         let free = room.memory_free_bytes;
-        return Err(("memory", format!("{free} bytes are free, {needed} must be, the reserve included")));
+        return Err((
+            "memory",
+            format!("{free} bytes are free, {needed} are required, including the reserve"),
+        ));
     }
     let needed =
         bounds.disk_reserve_bytes.saturating_add(room.starting_disk_bytes).saturating_add(limits.disk_bytes);
     if room.disk_free_bytes < needed {
         let free = room.disk_free_bytes;
-        return Err(("its disk", format!("{free} bytes are free, {needed} must be, the reserve included")));
+        return Err((
+            "the sandbox's disk",
+            format!("{free} bytes are free, {needed} are required, including the reserve"),
+        ));
+    }
+    let needed = INODES_RESERVE.saturating_add(u64::from(room.starting + 1) * START_INODES);
+    if room.inodes_free < needed && !api::defence::is_off("L-15") {
+        let free = room.inodes_free;
+        let why = format!(
+            "{free} inodes are free on the file system, {needed} are required, including the reserve"
+        );
+        return Err(("the files of another sandbox", why));
+    }
+    let wanted = tables::tasks_of(limits, tier);
+    let needed = wanted + u64::from(room.starting) * START_TASKS + TASKS_RESERVE;
+    if room.tasks.free() < needed {
+        return Err((
+            "the sandbox's processes",
+            short(&room.tasks, needed, "kernel.pid_max and kernel.threads-max"),
+        ));
+    }
+    let needed = tables::files_of(limits).saturating_add(FILES_RESERVE);
+    if room.files.free() < needed {
+        return Err(("the sandbox's open files", short(&room.files, needed, "fs.file-max")));
     }
     Ok(())
+}
+
+fn short(table: &Table, needed: u64, setting: &str) -> String {
+    let Table { used, total } = table;
+    format!(
+        "the machine uses {used} of {total}, and {needed} must be free; raise {setting} or request fewer `pids`"
+    )
 }
 
 impl Default for Bounds {
@@ -95,25 +147,62 @@ pub fn disk_free_bytes(data: &Path) -> u64 {
     rustix::fs::statvfs(data).map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize))
 }
 
+/// Files that can still be made below this directory. A file system that does not count them has no end of them.
+pub fn inodes_free(data: &Path) -> u64 {
+    match rustix::fs::statvfs(data) {
+        Ok(found) if found.f_files > 0 => found.f_favail,
+        Ok(_) => u64::MAX,
+        Err(_) => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     fn roomy() -> Room {
-        Room { memory_free_bytes: 8 << 30, disk_free_bytes: 1 << 40, ..Room::default() }
+        let table = Table { used: 1000, total: 4 << 20 };
+        Room {
+            memory_free_bytes: 8 << 30,
+            disk_free_bytes: 1 << 40,
+            inodes_free: 1 << 20,
+            tasks: table,
+            files: Table { total: u64::MAX, ..table },
+            ..Room::default()
+        }
     }
 
     #[test]
     fn what_is_short_is_named() {
         let (bounds, limits) = (Bounds::default(), Limits::default());
-        assert_eq!(admit(&bounds, &roomy(), &limits), Ok(()));
+        let asked = (&limits, Tier::Container);
+        assert_eq!(admit(&bounds, &roomy(), asked), Ok(()));
         let full = Room { live: 1000, ..roomy() };
-        assert_eq!(admit(&bounds, &full, &limits).unwrap_err().0, "one more sandbox");
+        assert_eq!(admit(&bounds, &full, asked).unwrap_err().0, "another sandbox");
         let tight = Room { memory_free_bytes: 512 << 20, ..roomy() };
-        assert_eq!(admit(&bounds, &tight, &limits).unwrap_err().0, "memory");
+        assert_eq!(admit(&bounds, &tight, asked).unwrap_err().0, "memory");
         let small = Room { disk_free_bytes: 3 << 29, ..roomy() };
-        assert_eq!(admit(&bounds, &small, &limits).unwrap_err().0, "its disk");
+        assert_eq!(admit(&bounds, &small, asked).unwrap_err().0, "the sandbox's disk");
+        let files = Room { inodes_free: INODES_RESERVE, ..roomy() };
+        let (what, why) = admit(&bounds, &files, asked).unwrap_err();
+        assert!(what.contains("files") && why.contains("1024 inodes are free"), "{what}: {why}");
+        let crowded = Room { tasks: Table { used: 32_000, total: 32_768 }, ..roomy() };
+        let (what, why) = admit(&bounds, &crowded, asked).unwrap_err();
+        assert!(what == "the sandbox's processes" && why.contains("kernel.pid_max"), "{what}: {why}");
+        let open = Room { files: Table { used: u64::MAX - 5, total: u64::MAX }, ..roomy() };
+        assert_eq!(admit(&bounds, &open, asked).unwrap_err().0, "the sandbox's open files");
+    }
+
+    #[test]
+    fn a_user_space_kernel_needs_room_for_its_own_processes() {
+        let (bounds, limits) = (Bounds::default(), Limits { pids: 1024, ..Limits::default() });
+        let room = Room { tasks: Table { used: 28_000, total: 32_768 }, ..roomy() };
+        assert_eq!(admit(&bounds, &room, (&limits, Tier::Container)), Ok(()));
+        assert_eq!(
+            admit(&bounds, &room, (&limits, Tier::UserKernel)).unwrap_err().0,
+            "the sandbox's processes"
+        );
     }
 
     proptest! {
@@ -121,8 +210,8 @@ mod tests {
         fn the_reserve_is_never_promised(starting in 0_u32..100, memory in 0_u64..(16 << 30), disk in 0_u64..(64 << 30)) {
             let (bounds, limits) = (Bounds::default(), Limits::default());
             let starting_disk_bytes = u64::from(starting) * limits.disk_bytes;
-            let room = Room { live: starting, starting, starting_disk_bytes, memory_free_bytes: memory, disk_free_bytes: disk };
-            if admit(&bounds, &room, &limits).is_ok() {
+            let room = Room { live: starting, starting, starting_disk_bytes, memory_free_bytes: memory, disk_free_bytes: disk, ..roomy() };
+            if admit(&bounds, &room, (&limits, Tier::Container)).is_ok() {
                 prop_assert!(memory - u64::from(starting + 1) * START_MEMORY_BYTES >= bounds.memory_reserve_bytes);
                 prop_assert!(disk - starting_disk_bytes - limits.disk_bytes >= bounds.disk_reserve_bytes);
             }

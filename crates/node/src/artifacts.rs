@@ -35,8 +35,9 @@ use tokio::sync::{Semaphore, watch};
 use crate::entry::Call;
 use crate::error::{Error, chain};
 use crate::exec::Exec;
+use crate::ledger::Ledger;
 use crate::live::Node;
-use crate::objects::{Objects, Outgoing};
+use crate::objects::{Objects, Outgoing, Tally};
 use attendant::{Attendant, gone};
 pub(crate) use collect::regular_files;
 use shelf::{Of, Shelf, Wanted};
@@ -79,8 +80,15 @@ enum Launch {
 }
 
 impl Keeper {
-    pub fn open(data: &Path, reserve_bytes: u64, retention: Duration) -> Result<Self, Error> {
-        let objects = Objects::open(data.join("artifacts"), reserve_bytes)?;
+    pub fn open(
+        data: &Path,
+        reserve_bytes: u64,
+        retention: Duration,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Self, Error> {
+        // The project stands behind what is kept and what is wanted.
+        let tally = Tally { ledger: Arc::clone(ledger), depth: 1 };
+        let objects = Objects::open(data.join("artifacts"), reserve_bytes, Some(tally))?;
         let shelf = Shelf::new(objects, retention);
         let turns = Semaphore::new(COLLECTIONS_AT_ONCE);
         Ok(Self { shelf, turns, turns_of: Mutex::default(), under_way: Mutex::default() })
@@ -125,8 +133,9 @@ impl Keeper {
             return Ok((Arc::clone(progress), false));
         }
         if under_way.keys().filter(|one| one.sandbox == of.sandbox).count() >= UNDER_WAY_MAX {
-            let why = format!("{UNDER_WAY_MAX} of this sandbox are under way, the most at once");
-            let what = "one more exec with artifacts";
+            let why =
+                format!("{UNDER_WAY_MAX} execs with artifacts are in progress in this sandbox, the maximum");
+            let what = "another exec with artifacts";
             return Err(Error::Runtime(runtime::Error::Capacity { what, why }));
         }
         let progress = Arc::new(Progress {
@@ -288,12 +297,17 @@ impl Node {
     pub(crate) async fn recover_artifacts(&self) {
         let all = match self.shared.keeper.shelf.all_wanted().await {
             Ok(all) => all,
-            Err(error) => return tracing::error!(error = chain(&error), "artifacts are not gone on with"),
+            Err(error) => {
+                return tracing::error!(
+                    error = chain(&error),
+                    "cannot list unfinished artifact collections to resume"
+                );
+            }
         };
         for wanted in all {
             let of = wanted.of.clone();
             if let Err(error) = self.recover_wanted(wanted).await {
-                tracing::error!(sandbox = %of.sandbox, error = chain(&error), "artifacts are not gone on with");
+                tracing::error!(sandbox = %of.sandbox, error = chain(&error), "cannot resume artifact collection");
             }
         }
     }
@@ -330,10 +344,10 @@ impl Node {
 fn keeps_none() -> api::Error {
     api::Error {
         code: ErrorCode::Unsupported,
-        message: "this server keeps no artifacts: artifact_retention_ms is 0".into(),
+        message: "this server does not store artifacts: artifact_retention_ms is 0".into(),
         layer: Layer::Policy,
         ran: Ran::No,
         retry: Retry::Useless,
-        fix: "Leave `artifacts` out and read the files while the sandbox runs.".into(),
+        fix: "Omit `artifacts` and read the files while the sandbox runs.".into(),
     }
 }

@@ -48,7 +48,7 @@ pub struct Choice {
 type Found = Result<(Vec<Arc<dyn Runtime>>, String, Vec<String>), Error>;
 
 impl Choice {
-    /// What is used and why not the others, for people (A12.02).
+    /// What is used and why not the others, for people (requirement A12.02).
     pub fn words(&self) -> String {
         match self.considered.iter().find(|one| one.used) {
             Some(used) => format!("Using backend: {}", used.name),
@@ -64,9 +64,11 @@ impl Choice {
         }
         for one in &self.considered {
             if one.used {
-                tracing::info!(backend = one.name, lacks = one.lacks.join("; "), "used: {}", one.why);
+                let lacks = Some(one.lacks.join("; ")).filter(|lacks| !lacks.is_empty());
+                tracing::info!(backend = one.name, lacks, "backend is used: {}", one.why);
             } else {
-                tracing::info!(backend = one.name, fix = one.fix, "not used: {}", one.why);
+                let fix = Some(one.fix.as_str()).filter(|fix| !fix.is_empty());
+                tracing::info!(backend = one.name, fix, "backend is not used: {}", one.why);
             }
         }
     }
@@ -131,12 +133,12 @@ impl Machine {
         let mut away: Vec<Arc<dyn Runtime>> = Vec::new();
         for backend in expanded(order.0) {
             let name = backend.name().to_owned();
-            // What an account cannot make is made here (A9.02).
+            // What an account cannot make is made here (requirement A9.02).
             let mut here = choice.considered.iter().filter(|one: &&BackendStatus| one.name != daytona::NAME);
             let first = here.find(|one| one.used);
             let status = match first.filter(|_| order.1) {
                 Some(first) => {
-                    let why = format!("{} comes first, and works", first.name);
+                    let why = format!("{} comes first in the order of backends and works", first.name);
                     BackendStatus { name, why, ..BackendStatus::default() }
                 }
                 None => match self.find(backend).await {
@@ -189,20 +191,21 @@ impl Machine {
         }
     }
 
-    /// An account is used if it answers, and takes the key (A9.03).
+    /// An account is used if it answers, and takes the key (requirement A9.03).
     async fn find_daytona(&self) -> Found {
         let daytona = self.daytona()?;
         daytona.check().await?;
-        let (why, lacks) = (format!("it takes the key, at {}", daytona.address()), daytona.lacks().await?);
+        let (why, lacks) =
+            (format!("the API key is accepted by {}", daytona.address()), daytona.lacks().await?);
         Ok((vec![Arc::new(daytona)], why, lacks))
     }
 
     fn find_oci(&self) -> Found {
         if !rustix::process::geteuid().is_root() {
             return Err(Error::Runtime(runtime::Error::Unavailable {
-                what: "OCI runtimes cannot be used".into(),
-                why: "namespaces, cgroups and disks of sandboxes are made by root".into(),
-                fix: "Run it again with sudo, or use Podman or Docker.".into(),
+                what: "OCI runtimes are not available".into(),
+                why: "creating namespaces, cgroups and disks for sandboxes requires root".into(),
+                fix: "Run the command again with sudo, or use Podman or Docker.".into(),
             }));
         }
         // Says which are known and what to install.
@@ -214,14 +217,14 @@ impl Machine {
             }
         }
         let names: Vec<&str> = found.iter().map(|one| one.name()).collect();
-        let why = format!("this is root, and has {}", names.join(", "));
+        let why = format!("running as root with {}", names.join(", "));
         Ok((found, why, Vec::new()))
     }
 
-    /// An engine is used if it answers, and can enforce what every sandbox has (A9.03).
+    /// An engine is used if it answers, and can enforce what every sandbox has (requirement A9.03).
     async fn try_engine(engine: Engine) -> Found {
         let facts = engine.facts().await?;
-        let who = if facts.rootless { "rootless" } else { "a daemon that is root" };
+        let who = if facts.rootless { "rootless" } else { "rootful" };
         let why = format!("version {}, {who}, at {}", facts.version, engine.place().address);
         let lacks = engine.lacks().await?;
         Ok((vec![Arc::new(engine)], why, lacks))
@@ -234,7 +237,7 @@ impl FromStr for Backend {
     fn from_str(text: &str) -> Result<Self, String> {
         let all = [Self::Oci, Self::Engine, Self::Podman, Self::Docker, Self::Daytona];
         let found = all.into_iter().find(|one| one.name() == text);
-        found.ok_or_else(|| format!("it is one of {}", all.map(Self::name).join(", ")))
+        found.ok_or_else(|| format!("expected one of {}", all.map(Self::name).join(", ")))
     }
 }
 
@@ -298,7 +301,7 @@ fn none(considered: &[BackendStatus]) -> api::Error {
         layer: api::Layer::Platform,
         ran: api::Ran::No,
         retry: api::Retry::Safe,
-        fix: format!("{fix} `belljar doctor` tries all of them out."),
+        fix: format!("{fix} `bellglass doctor` tests every backend."),
     }
 }
 
@@ -306,11 +309,11 @@ fn none(considered: &[BackendStatus]) -> api::Error {
 pub(crate) fn too_weak() -> api::Error {
     api::Error {
         code: api::ErrorCode::TierUnavailable,
-        message: "no runtime of this machine is as strong as was asked for".into(),
+        message: "no runtime on this machine provides the requested isolation tier".into(),
         layer: api::Layer::Platform,
         ran: api::Ran::No,
         retry: api::Retry::Useless,
-        fix: "Install `runsc` (gVisor) on the machine and restart the server, or ask for a weaker tier."
+        fix: "Install `runsc` (gVisor) on the machine and restart the server, or request a weaker tier."
             .into(),
     }
 }

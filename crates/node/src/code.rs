@@ -191,13 +191,13 @@ fn check_packages(policy: &Policy, code: &Code) -> Result<(), api::Error> {
     }
     Err(api::Error {
         code: ErrorCode::Forbidden,
-        message: "the policy of the sandbox lets no Python packages in".into(),
+        message: "the sandbox's policy does not allow Python packages".into(),
         layer: Layer::Policy,
         ran: Ran::No,
         retry: Retry::Useless,
         fix:
-            "Create the sandbox with the preset `python-packages` in its policy, or leave `requirements` and \
-              `install_missing` out and use what its template has."
+            "Create the sandbox with the preset `python-packages` in its policy, or omit `requirements` and \
+              `install_missing` and use the packages of its template."
                 .into(),
     })
 }
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn native_libraries_make_as_many_threads_as_there_are_processors() {
-        // Scenario 56
+        // A fractional CPU limit is rounded up, and a count that the caller sets is kept.
         for (cpu_millis, threads) in [(1, "1"), (1000, "1"), (1500, "2"), (4000, "4")] {
             let mut env = [("OMP_NUM_THREADS".to_owned(), "7".to_owned())].into();
             pool(&mut env, cpu_millis);

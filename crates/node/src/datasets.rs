@@ -9,11 +9,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path as FsPath;
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::dataset::{DATASET_BYTES_MAX, DATASETS_MAX, Dataset, check_name};
 use api::files::{FileAsk, FilePath, Hashing};
-use api::{ErrorCode, Layer, Ran, Retry, limits};
+use api::{Ran, limits};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use object_store::path::Path;
@@ -22,13 +23,12 @@ use tokio::sync::{Mutex, watch};
 
 use crate::error::Error;
 use crate::files::{Files, worked};
-use crate::objects::{Incoming, Objects, Outgoing, is_full, key};
+use crate::ledger::Ledger;
+use crate::objects::{Incoming, Objects, Outgoing, Tally, is_full, key};
 use crate::sandbox::Sandbox;
 use crate::{clock, machine};
 
 const POINTER: &str = "dataset.json";
-/// The room of the disk is looked at again after so many bytes.
-const LOOK_EVERY_BYTES: u64 = 16 << 20;
 
 /// The datasets of all projects.
 pub struct Datasets {
@@ -44,10 +44,6 @@ pub struct Putting<'a> {
     name: String,
     object: String,
     sha256: Option<String>,
-    quota_bytes: u64,
-    /// What the others take.
-    others_bytes: u64,
-    looked_bytes: u64,
     incoming: Incoming,
 }
 
@@ -68,8 +64,9 @@ pub(crate) struct Placed {
 }
 
 impl Datasets {
-    pub(crate) fn open(data: &FsPath, reserve_bytes: u64) -> Result<Self, Error> {
-        let objects = Objects::open(data.join("datasets"), reserve_bytes)?;
+    pub(crate) fn open(data: &FsPath, reserve_bytes: u64, ledger: &Arc<Ledger>) -> Result<Self, Error> {
+        let tally = Tally { ledger: Arc::clone(ledger), depth: 0 };
+        let objects = Objects::open(data.join("datasets"), reserve_bytes, Some(tally))?;
         Ok(Self { objects, counting: Mutex::default() })
     }
 
@@ -85,34 +82,26 @@ impl Datasets {
         Ok(all)
     }
 
-    /// Begins a dataset, which replaces the one of that name when it is whole. All of the project's together may be so large.
+    /// Begins a dataset, which replaces the one of that name when it is whole. Until then both count against the project's quota.
     ///
     /// # Errors
-    /// The name is none, or the project has as many as it may.
+    /// The name is none, the project has as many as it may, or has no room for so many bytes, where it is known how many come.
     pub async fn begin(
         &self,
         project: &str,
         name: &str,
         sha256: Option<String>,
-        quota_bytes: u64,
+        size_bytes: Option<u64>,
     ) -> Result<Putting<'_>, Error> {
         check_name(name).map_err(Error::Request)?;
-        let others_bytes = self.others(project, name).await?;
+        self.check_count(project, name).await?;
         let object = random_name()?;
-        let incoming = self.objects.begin(&key([project, name, &object])).await.map_err(full)?;
+        let mut incoming = self.objects.begin(&key([project, name, &object])).await.map_err(full)?;
+        if let Some(size_bytes) = size_bytes.filter(|size| *size <= DATASET_BYTES_MAX) {
+            incoming.prepay(size_bytes)?;
+        }
         let (project, name) = (project.to_owned(), name.to_owned());
-        let (datasets, looked_bytes) = (self, 0);
-        Ok(Putting {
-            datasets,
-            project,
-            name,
-            object,
-            sha256,
-            quota_bytes,
-            others_bytes,
-            looked_bytes,
-            incoming,
-        })
+        Ok(Putting { datasets: self, project, name, object, sha256, incoming })
     }
 
     /// Removes a dataset. One that is not there is success.
@@ -166,7 +155,7 @@ impl Datasets {
         };
         let put = tokio::select! {
             put = tokio::time::timeout(within, put) => {
-                put.unwrap_or(Err(Error::Deadline { what: "putting datasets into the sandbox", after: within }))
+                put.unwrap_or(Err(Error::Deadline { what: "copying datasets into the sandbox", after: within }))
             }
             // A channel that is closed says nothing: whoever started this is gone.
             Ok(_) = unwanted.wait_for(|unwanted| *unwanted) => Ok(()),
@@ -214,7 +203,7 @@ impl Datasets {
         let ask = FileAsk::Write { path, offset: None, mode: None, sha256, digest };
         let told = |error: Error| {
             let Error::Guest(error) = error else { return error };
-            let message = format!("dataset {name:?} cannot be put in: {}", error.message);
+            let message = format!("cannot copy dataset {name:?} into the sandbox: {}", error.message);
             Error::Request(api::Error { message, ran: Ran::No, ..error })
         };
         let mut writing = files.write(ask).await.map_err(told)?;
@@ -240,29 +229,15 @@ impl Datasets {
         Ok(self.objects.json(&key([project, name, POINTER])).await?.map(|(pointer, _)| pointer))
     }
 
-    /// The bytes of a project's other datasets.
-    async fn others(&self, project: &str, name: &str) -> Result<u64, Error> {
-        let (mut bytes, mut count) = (0_u64, 1);
-        let own = key([project, name]);
-        let mut found = self.objects.below(&key([project]));
-        while let Some(meta) = found.next().await {
-            let meta = meta?;
-            if meta.location.prefix_matches(&own) {
-                continue;
-            }
-            bytes = bytes.saturating_add(meta.size);
-            if meta.location.filename() == Some(POINTER) {
-                count += 1;
-            }
-        }
+    /// Refuses one more dataset than a project may have.
+    async fn check_count(&self, project: &str, name: &str) -> Result<(), Error> {
+        let others = self.objects.names(&key([project])).await?;
+        let count = others.iter().filter(|other| *other != name).count() + 1;
         if count > DATASETS_MAX {
-            return Err(Error::Request(limits::exceeded(
-                "the number of datasets",
-                count as u64,
-                DATASETS_MAX as u64,
-            )));
+            let (count, most) = (count as u64, DATASETS_MAX as u64);
+            return Err(Error::Request(limits::exceeded("the number of datasets", count, most)));
         }
-        Ok(bytes)
+        Ok(())
     }
 }
 
@@ -274,14 +249,11 @@ impl Putting<'_> {
     pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
         let size = self.incoming.size_bytes().saturating_add(bytes.len() as u64);
         if size > DATASET_BYTES_MAX {
-            return Err(Error::Request(limits::exceeded("the dataset, in bytes,", size, DATASET_BYTES_MAX)));
-        }
-        self.check_quota(self.others_bytes, size)?;
-        if size >= self.looked_bytes {
-            self.looked_bytes = size + LOOK_EVERY_BYTES;
-            if !self.datasets.objects.has_room(LOOK_EVERY_BYTES) {
-                return Err(no_room());
-            }
+            return Err(Error::Request(limits::exceeded(
+                "the size of the dataset in bytes",
+                size,
+                DATASET_BYTES_MAX,
+            )));
         }
         self.incoming.push(bytes).await.map_err(full)
     }
@@ -294,13 +266,12 @@ impl Putting<'_> {
         let (size_bytes, sha256) = (self.incoming.size_bytes(), self.incoming.sha256());
         if self.sha256.as_ref().is_some_and(|promised| *promised != sha256) {
             return Err(Error::Request(api::Error::invalid(
-                "the bytes that came are not those of content-digest",
-                "Send it again; if it lasts, see that nothing in between changes bytes.",
+                "the received bytes do not match content-digest",
+                "Send the dataset again. If the error persists, check that no proxy changes the bytes.",
             )));
         }
         let _counting = self.datasets.counting.lock().await;
-        let others = self.datasets.others(&self.project, &self.name).await?;
-        self.check_quota(others, size_bytes)?;
+        self.datasets.check_count(&self.project, &self.name).await?;
         let Self { datasets, project, name, object, incoming, .. } = self;
         incoming.finish().await.map_err(full)?;
         let dataset = Dataset { name: name.clone(), size_bytes, sha256, created_at_ms: clock::wall_ms() };
@@ -314,35 +285,17 @@ impl Putting<'_> {
         datasets.remove_others(&project, &name, Some(&object)).await?;
         Ok(dataset)
     }
-
-    fn check_quota(&self, others: u64, size: u64) -> Result<(), Error> {
-        let whole = others.saturating_add(size);
-        if whole <= self.quota_bytes {
-            return Ok(());
-        }
-        Err(Error::Request(api::Error {
-            code: ErrorCode::QuotaExceeded,
-            message: format!(
-                "the project's datasets would have more than {} bytes, its quota of disk_bytes",
-                self.quota_bytes
-            ),
-            layer: Layer::Policy,
-            ran: Ran::No,
-            retry: Retry::Useless,
-            fix: "Remove datasets that are not needed, or ask an administrator for a larger quota.".into(),
-        }))
-    }
 }
 
 fn missing(name: &str) -> api::Error {
     api::Error {
-        fix: "List the datasets and use one of those, or put this one there first.".into(),
+        fix: "Use an existing dataset, or upload this dataset first.".into(),
         ..api::Error::not_found(format!("there is no dataset {name:?}"))
     }
 }
 
 fn no_room() -> Error {
-    let why = "the disk has no more than what is held back".into();
+    let why = "the remaining disk space is reserved".into();
     Error::Runtime(runtime::Error::Capacity { what: "the dataset", why })
 }
 
@@ -358,22 +311,16 @@ fn random_name() -> Result<String, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const PLENTY: u64 = 1 << 40;
+    use api::ErrorCode;
 
     fn datasets() -> (tempfile::TempDir, Datasets) {
         let data = tempfile::tempdir().unwrap();
-        let datasets = Datasets::open(data.path(), 0).unwrap();
+        let datasets = Datasets::open(data.path(), 0, &Arc::new(Ledger::new(data.path()))).unwrap();
         (data, datasets)
     }
 
-    async fn put(
-        datasets: &Datasets,
-        name: &str,
-        bytes: &'static [u8],
-        quota: u64,
-    ) -> Result<Dataset, Error> {
-        let mut putting = datasets.begin("p", name, None, quota).await?;
+    async fn put(datasets: &Datasets, name: &str, bytes: &'static [u8]) -> Result<Dataset, Error> {
+        let mut putting = datasets.begin("p", name, None, None).await?;
         putting.push(&Bytes::from_static(bytes)).await?;
         putting.finish().await
     }
@@ -391,16 +338,16 @@ mod tests {
     #[tokio::test]
     async fn a_dataset_is_the_one_before_until_the_next_is_whole() {
         let (data, datasets) = datasets();
-        let first = put(&datasets, "a.csv", b"first", PLENTY).await.unwrap();
+        let first = put(&datasets, "a.csv", b"first").await.unwrap();
         assert_eq!(first.size_bytes, 5);
-        let mut half = datasets.begin("p", "a.csv", None, PLENTY).await.unwrap();
+        let mut half = datasets.begin("p", "a.csv", None, None).await.unwrap();
         half.push(&Bytes::from_static(b"half")).await.unwrap();
         assert_eq!(content(&datasets, "a.csv").await, &b"first"[..]);
         drop(half);
         assert_eq!(content(&datasets, "a.csv").await, &b"first"[..]);
-        let wrong = datasets.begin("p", "a.csv", Some("0".repeat(64)), PLENTY).await.unwrap();
+        let wrong = datasets.begin("p", "a.csv", Some("0".repeat(64)), None).await.unwrap();
         assert_eq!(code(wrong.finish().await), ErrorCode::InvalidRequest);
-        let second = put(&datasets, "a.csv", b"second", PLENTY).await.unwrap();
+        let second = put(&datasets, "a.csv", b"second").await.unwrap();
         assert_eq!(content(&datasets, "a.csv").await, &b"second"[..]);
         assert_eq!(datasets.list("p").await.unwrap(), [second]);
         assert_eq!(std::fs::read_dir(data.path().join("datasets/p/a.csv")).unwrap().count(), 2);
@@ -411,30 +358,38 @@ mod tests {
 
     #[tokio::test]
     async fn a_project_has_its_own_datasets_within_its_quota() {
-        let (_data, datasets) = datasets();
-        put(&datasets, "a", b"12345", 1000).await.unwrap();
-        // What is written down of it counts too.
-        assert_eq!(code(put(&datasets, "b", b"12345", 10).await), ErrorCode::QuotaExceeded);
-        put(&datasets, "a", b"54321", 10).await.unwrap();
+        let data = tempfile::tempdir().unwrap();
+        let ledger = Arc::new(Ledger::new(data.path()));
+        let datasets = Datasets::open(data.path(), 0, &ledger).unwrap();
+        ledger.set_quota("p", 20_000);
+        put(&datasets, "a", b"12345").await.unwrap();
+        // What says of a dataset which it is counts too, and so does what is on its way.
+        let mut coming = datasets.begin("p", "b", None, Some(5)).await.unwrap();
+        coming.push(&Bytes::from_static(b"12345")).await.unwrap();
+        assert_eq!(code(datasets.begin("p", "c", None, Some(8000)).await), ErrorCode::QuotaExceeded);
+        let mut longer = datasets.begin("p", "c", None, None).await.unwrap();
+        assert_eq!(code(longer.push(&Bytes::from(vec![0; 8000])).await), ErrorCode::QuotaExceeded);
+        drop((coming, longer));
+        put(&datasets, "a", b"54321").await.unwrap();
         assert_eq!(datasets.list("p").await.unwrap().len(), 1);
         let places = BTreeMap::from([("x".to_owned(), "a".to_owned())]);
         assert_eq!(code(datasets.resolve("q", &places).await), ErrorCode::NotFound);
-        assert_eq!(code(datasets.begin("p", "../x", None, 1).await), ErrorCode::InvalidRequest);
+        assert_eq!(code(datasets.begin("p", "../x", None, None).await), ErrorCode::InvalidRequest);
         assert_eq!(datasets.list("q").await.unwrap(), []);
     }
 
     #[tokio::test]
     async fn a_machine_without_room_takes_none() {
         let data = tempfile::tempdir().unwrap();
-        let datasets = Datasets::open(data.path(), u64::MAX).unwrap();
-        assert_eq!(code(put(&datasets, "a", b"1", PLENTY).await), ErrorCode::Capacity);
+        let datasets = Datasets::open(data.path(), u64::MAX, &Arc::new(Ledger::new(data.path()))).unwrap();
+        assert_eq!(code(put(&datasets, "a", b"1").await), ErrorCode::Capacity);
         assert_eq!(datasets.list("p").await.unwrap(), []);
     }
 
     #[tokio::test]
     async fn contents_that_no_dataset_names_are_removed_and_others_are_not() {
         let (_data, datasets) = datasets();
-        put(&datasets, "a.csv", b"named", PLENTY).await.unwrap();
+        put(&datasets, "a.csv", b"named").await.unwrap();
         // As a server leaves them that is killed between the contents and their name.
         for name in ["a.csv", "never.csv"] {
             let mut left = datasets.objects.begin(&key(["p", name, "left"])).await.unwrap();
@@ -450,10 +405,10 @@ mod tests {
     #[tokio::test]
     async fn a_dataset_that_is_replaced_while_a_sandbox_starts_is_the_one_in_its_place() {
         let (_data, datasets) = datasets();
-        put(&datasets, "a.csv", b"first", PLENTY).await.unwrap();
+        put(&datasets, "a.csv", b"first").await.unwrap();
         let places = BTreeMap::from([("x".to_owned(), "a.csv".to_owned())]);
         let placed = datasets.resolve("p", &places).await.unwrap();
-        let second = put(&datasets, "a.csv", b"second", PLENTY).await.unwrap();
+        let second = put(&datasets, "a.csv", b"second").await.unwrap();
         let (sha256, mut outgoing) = datasets.contents(&placed[0]).await.unwrap();
         assert_eq!(
             (sha256, outgoing.next().await.unwrap().unwrap()),

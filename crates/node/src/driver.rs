@@ -1,7 +1,7 @@
-//! One task for each sandbox: it alone changes the sandbox's state, writes it down, and acts.
+//! One task for each sandbox. It alone moves the sandbox from one phase to the next.
 //!
-//! Others send it a [`Word`] and look at what it publishes. What it decides is in [`crate::lifecycle`]; what it waits
-//! for is here: the start, the end of process 1, the time to live, and the idle time.
+//! Other tasks send it a [`Word`] and read the record that it publishes. [`crate::lifecycle`] decides; this module executes the
+//! effects: it waits for the start, the end of process 1, the time to live and the idle time, and removes the sandbox.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use api::exec::LostCause;
 use api::sandbox::{EndReason, SandboxEvent};
 use api::trace::STEP;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument as _, Span, info_span};
@@ -18,7 +19,7 @@ use crate::clock;
 use crate::datasets::Placed;
 use crate::entry::Entry;
 use crate::error::Error;
-use crate::lifecycle::{Act, Happening, Phase, next};
+use crate::lifecycle::{Effect, Event, Phase, next};
 use crate::live::Shared;
 use crate::pool::Making;
 use crate::ready::Readiness;
@@ -79,60 +80,104 @@ pub(crate) enum For {
 
 /// The task of one sandbox.
 pub(crate) struct Driver {
-    pub shared: Arc<Shared>,
-    pub entry: Arc<Entry>,
-    pub inbox: mpsc::Receiver<Word>,
+    shared: Arc<Shared>,
+    entry: Arc<Entry>,
+    inbox: mpsc::Receiver<Word>,
+    /// The start, while it is in progress.
+    start: Option<Start>,
+    /// Serves the sandbox's outgoing connections from its start on, if its template needs that to become ready.
+    attendant: Option<Attendant>,
+    /// The error with which the start failed, for the record.
+    error: Option<api::Error>,
+    /// The request that caused the current phase. Its steps are reported in the trace of that request.
+    request: Span,
+}
+
+/// A start in progress.
+struct Start {
+    task: JoinHandle<Result<Started, Error>>,
+    /// Set when the result is no longer needed.
+    unwanted: watch::Sender<bool>,
+}
+
+/// A sandbox that was created.
+struct Started {
+    sandbox: Arc<Sandbox>,
+    attendant: Option<Attendant>,
+    /// The request that waits for the sandbox.
+    request: Span,
 }
 
 impl Driver {
-    /// Lives the sandbox's life, to its end.
-    pub async fn drive(mut self, beginning: Beginning) {
-        let mut attendant = None;
-        let mut phase = match beginning {
-            Beginning::Start(whom) => {
-                let (phase, attending) = self.start(whom).await;
-                attendant = attending;
-                phase
-            }
-            Beginning::Adopt => {
-                self.publish(Phase::Running);
-                Phase::Running
-            }
-            Beginning::End(reason) => Phase::Stopping(reason),
-        };
-        if phase == Phase::Running {
-            let happening = self.run(attendant).await;
-            if let Happening::Asked(_) = happening {
-                self.shared.keeper.settle(self.entry.id()).await;
-            }
-            phase = next(phase, happening).0;
-        }
-        // Written down before it is done, so that a next process goes on with it and knows why.
-        let request = self.entry.take_asker().unwrap_or_else(Span::none);
-        request.in_scope(|| self.publish(phase));
-        while let Phase::Stopping(reason) = phase {
-            let happening = self.tear_down(reason).instrument(request.clone()).await;
-            let (after, act) = next(phase, happening);
-            match act {
-                Act::TearDownLater => tokio::time::sleep(TEAR_DOWN_AGAIN).await,
-                Act::Wait | Act::TearDown | Act::Finish => {}
-            }
-            phase = after;
-        }
-        self.entry.let_go();
-        if self.entry.is_pooled() {
-            // Nobody was told of it, and nobody takes note of its end.
-            self.shared.forget(self.entry.id());
-        }
-        request.in_scope(|| self.publish(phase));
+    pub fn new(shared: Arc<Shared>, entry: Arc<Entry>, inbox: mpsc::Receiver<Word>) -> Self {
+        let request = Span::none();
+        Self { shared, entry, inbox, start: None, attendant: None, error: None, request }
     }
 
-    /// Makes the sandbox. Meanwhile a wish for its end is heard and remembered.
-    async fn start(&mut self, whom: For) -> (Phase, Option<Attendant>) {
-        let mut phase = Phase::Starting { asked: None };
+    /// Drives the sandbox through its life: executes each effect of [`next`], and enters the phase before the next effect. A server
+    /// that is restarted therefore continues with the effect of the last journalled phase.
+    pub async fn drive(mut self, beginning: Beginning) {
+        let (mut phase, mut effect) = match beginning {
+            Beginning::Start(whom) => {
+                self.start = Some(self.begin_start(whom));
+                (Phase::Starting { requested: None }, Effect::AwaitStart)
+            }
+            Beginning::Adopt => (Phase::Running, Effect::Watch),
+            Beginning::End(reason) => {
+                self.shared.enter(&self.entry, Phase::Stopping(reason), None);
+                (Phase::Stopping(reason), Effect::TearDown)
+            }
+        };
+        loop {
+            let event = match effect {
+                Effect::AwaitStart => self.await_start().await,
+                Effect::AbandonStart => {
+                    self.abandon_start();
+                    self.await_start().await
+                }
+                Effect::Watch => self.watch().await,
+                Effect::Settle => {
+                    self.shared.keeper.settle(self.entry.id()).await;
+                    Event::Settled
+                }
+                Effect::TearDown => self.tear_down(phase).await,
+                Effect::TearDownLater => {
+                    tokio::time::sleep(TEAR_DOWN_AGAIN).await;
+                    self.tear_down(phase).await
+                }
+                Effect::Finish => return,
+            };
+            let (after, following) = next(phase, event);
+            self.enter(phase, after);
+            (phase, effect) = (after, following);
+        }
+    }
+
+    /// Enters a phase. Clients see a new state only after it is journalled.
+    fn enter(&mut self, before: Phase, after: Phase) {
+        let (is_stopping, was_stopping) =
+            (matches!(after, Phase::Stopping(_)), matches!(before, Phase::Stopping(_)));
+        if is_stopping && !was_stopping {
+            self.request = self.entry.take_asker().unwrap_or_else(Span::none);
+        }
+        if let Phase::Ended(_) = after {
+            self.entry.let_go();
+            if self.entry.is_pooled() {
+                // No client knows this sandbox, so no client acknowledges its end.
+                self.shared.forget(self.entry.id());
+            }
+        }
+        if (before.state(), before.reason()) != (after.state(), after.reason()) {
+            let error = self.error.take();
+            self.request.in_scope(|| self.shared.enter(&self.entry, after, error));
+        }
+    }
+
+    /// Begins to create the sandbox.
+    fn begin_start(&self, whom: For) -> Start {
         let (shared, entry) = (Arc::clone(&self.shared), Arc::clone(&self.entry));
-        let (not_wanted, unwanted) = watch::channel(false);
-        let mut started = tokio::spawn(async move {
+        let (sender, unwanted) = watch::channel(false);
+        let task = tokio::spawn(async move {
             let (sandbox, wanted) = match whom {
                 For::Somebody(wanted) => {
                     let request = wanted.request.clone();
@@ -143,56 +188,66 @@ impl Driver {
             let request = wanted.request.clone();
             let (sandbox, attendant) =
                 furnish(&shared, &entry, sandbox, (wanted, unwanted)).instrument(request.clone()).await?;
-            Ok((sandbox, attendant, request))
+            Ok(Started { sandbox, attendant, request })
         });
+        Start { task, unwanted: sender }
+    }
+
+    fn abandon_start(&self) {
+        if let Some(start) = &self.start {
+            start.unwanted.send_replace(true);
+        }
+    }
+
+    /// Waits for the end of the start, or for a request to stop.
+    async fn await_start(&mut self) -> Event {
+        let Some(start) = &mut self.start else { return Event::StartFailed };
         let result = loop {
             tokio::select! {
-                result = &mut started => break result,
+                result = &mut start.task => break result,
                 Some(word) = self.inbox.recv() => {
                     if let Word::End(reason) = word {
-                        phase = next(phase, Happening::Asked(reason)).0;
-                        not_wanted.send_replace(true);
+                        return Event::Requested(reason);
                     }
                 }
             }
         };
+        self.start = None;
         let error = match result {
-            Ok(Ok((sandbox, attendant, request))) => {
-                self.entry.hold(sandbox);
-                // Whoever waited for its turn is not idle for having waited.
+            Ok(Ok(started)) => {
+                self.entry.hold(started.sandbox);
+                // Time spent waiting for the start does not count as idle time.
                 self.entry.active(Instant::now());
-                phase = next(phase, Happening::Started).0;
-                if phase == Phase::Running {
-                    request.in_scope(|| self.publish(phase));
-                }
-                return (phase, attendant);
+                self.attendant = started.attendant;
+                self.request = started.request;
+                return Event::Started;
             }
             Ok(Err(error)) => error,
             Err(source) => Error::System { act: "start a sandbox".into(), source: source.into() },
         };
-        if self.entry.is_pooled() {
-            return (next(phase, Happening::StartFailed).0, None);
+        if !self.entry.is_pooled() {
+            let told = error.to_api();
+            if [api::ErrorCode::Platform, api::ErrorCode::TierUnavailable].contains(&told.code) {
+                tracing::error!(sandbox = %self.entry.id(), error = told.message, "cannot start sandbox");
+            }
+            let act = format!("start sandbox {}", self.entry.id());
+            self.error = Some(crate::error::discreet_start(&error, &act));
         }
-        let told = error.to_api();
-        if [api::ErrorCode::Platform, api::ErrorCode::TierUnavailable].contains(&told.code) {
-            tracing::error!(sandbox = %self.entry.id(), error = told.message, "could not be started");
-        }
-        let act = format!("start sandbox {}", self.entry.id());
-        self.entry.failed(crate::error::discreet_start(&error, &act));
-        (next(phase, Happening::StartFailed).0, None)
+        Event::StartFailed
     }
 
-    /// Waits for what ends it.
-    async fn run(&mut self, attendant: Option<Attendant>) -> Happening {
-        let Some(sandbox) = self.entry.sandbox() else { return Happening::Vanished(EndReason::Died) };
+    /// Waits for the end of process 1, for a request to stop, or for a limit. Meanwhile serves the outgoing connections.
+    async fn watch(&mut self) -> Event {
+        let Some(sandbox) = self.entry.sandbox() else { return Event::Exited(EndReason::Died) };
+        let attendant = self.attendant.take();
         let _attendant = attendant.unwrap_or_else(|| attended(&self.shared, &self.entry, &sandbox));
         let mut warned = false;
         loop {
             let wake = self.wake(&mut warned);
             tokio::select! {
-                cause = sandbox.ended() => return Happening::Vanished(self.why(cause)),
+                cause = sandbox.ended() => return Event::Exited(self.why(cause)),
                 word = self.inbox.recv() => match word {
-                    Some(Word::End(reason)) => return Happening::Asked(reason),
+                    Some(Word::End(reason)) => return Event::Requested(reason),
                     Some(Word::Look) => {}
                     // The node is gone: so will this task be.
                     None => std::future::pending().await,
@@ -204,7 +259,7 @@ impl Driver {
                         reason = end_asked(&mut self.inbox) => Some(reason),
                     };
                     if let Some(reason) = reason {
-                        return Happening::Asked(reason);
+                        return Event::Requested(reason);
                     }
                 }
             }
@@ -246,44 +301,25 @@ impl Driver {
             LostCause::Expired => EndReason::Expired,
             LostCause::Oom => EndReason::Oom,
             LostCause::Stopped => EndReason::Stopped,
+            LostCause::KernelResource => EndReason::KernelResource,
         }
     }
 
-    async fn tear_down(&self, reason: EndReason) -> Happening {
-        if let Some(sandbox) = self.entry.sandbox() {
+    /// Removes the sandbox, in the trace of the request that stopped it.
+    async fn tear_down(&self, phase: Phase) -> Event {
+        if let (Some(sandbox), Some(reason)) = (self.entry.sandbox(), phase.reason()) {
             sandbox.link().stopping(lost_by(reason));
         }
-        let stopped = match self.shared.runtime_of(&self.entry) {
-            Ok(runtime) => runtime.stop(self.entry.id(), Duration::ZERO).await.map_err(Error::from),
-            Err(error) => Err(error),
+        let stop = async {
+            let runtime = self.shared.runtime_of(&self.entry)?;
+            runtime.stop(self.entry.id(), Duration::ZERO).await.map_err(Error::from)
         };
-        match stopped {
-            Ok(()) => Happening::Gone,
+        match stop.instrument(self.request.clone()).await {
+            Ok(()) => Event::Removed,
             Err(error) => {
-                tracing::warn!(sandbox = %self.entry.id(), error = crate::error::chain(&error), "not yet removed");
-                Happening::NotGone
+                tracing::warn!(sandbox = %self.entry.id(), error = crate::error::chain(&error), "cannot remove sandbox; retrying");
+                Event::NotRemoved
             }
-        }
-    }
-
-    /// Writes down where the sandbox is in its life, and then tells everybody: whoever was told finds it so after a restart.
-    fn publish(&self, phase: Phase) {
-        let alone = self.entry.alone();
-        let now_ms = clock::wall_ms();
-        let record = self.entry.entering(phase, now_ms);
-        if record.pooled && record.sandbox.state.is_terminal() {
-            self.entry.enter(phase, now_ms);
-            return;
-        }
-        let saved = info_span!(target: STEP, "journal").in_scope(|| self.shared.journal.save(&record));
-        if let Err(error) = saved {
-            // What runs goes on, and its end is told from memory; after a restart it is found as it was.
-            tracing::error!(sandbox = %self.entry.id(), error = crate::error::chain(&error), "not written down");
-        }
-        self.entry.enter(phase, now_ms);
-        drop(alone);
-        if !record.pooled {
-            self.shared.say(SandboxEvent::Changed { sandbox: Box::new(record.sandbox) });
         }
     }
 }
@@ -335,7 +371,8 @@ async fn in_turn(shared: &Shared, entry: &Entry) -> Result<Sandbox, Error> {
     let turn = tokio::time::timeout(TURN_WITHIN, shared.turns.turn(&project));
     let turn = turn.instrument(info_span!(target: STEP, "turn")).await;
     // What takes longer than a start does not keep others from theirs.
-    let _turn = turn.map_err(|_| Error::Deadline { what: "a turn to start", after: TURN_WITHIN })?;
+    let _turn =
+        turn.map_err(|_| Error::Deadline { what: "waiting to start the sandbox", after: TURN_WITHIN })?;
     shared.start(entry).await
 }
 
@@ -413,9 +450,12 @@ fn lost_by(reason: EndReason) -> LostCause {
     match reason {
         EndReason::Expired => LostCause::Expired,
         EndReason::Oom => LostCause::Oom,
-        EndReason::Died | EndReason::HostReboot | EndReason::Interrupted | EndReason::StartFailed => {
-            LostCause::Died
-        }
+        EndReason::KernelResource => LostCause::KernelResource,
+        EndReason::Died
+        | EndReason::HostReboot
+        | EndReason::Interrupted
+        | EndReason::StartFailed
+        | EndReason::RecordDamaged => LostCause::Died,
         EndReason::Stopped | EndReason::Idle | EndReason::Overdue => LostCause::Stopped,
     }
 }

@@ -51,12 +51,19 @@ impl Node {
         policy.check().map_err(Error::Request)?;
         let entry = self.known(id)?;
         let _call = entry.call()?;
-        let _alone = entry.alone();
-        let mut record = entry.record();
-        record.sandbox.policy = policy;
-        self.shared.journal.save(&record)?;
-        entry.set_policy(record.sandbox.policy);
-        Ok(entry.shown())
+        let record = self.shared.update(&entry, |record| {
+            record.sandbox.policy = policy;
+            Ok(())
+        })?;
+        Ok(record.sandbox)
+    }
+
+    /// Returns the policy that a sandbox was created with.
+    ///
+    /// # Errors
+    /// The sandbox is not known.
+    pub fn first_policy(&self, id: &SandboxId) -> Result<Policy, Error> {
+        Ok(self.known(id)?.record().first_policy)
     }
 
     /// The packages that a sandbox was given, for as long as it is known here.
@@ -81,22 +88,24 @@ impl Shared {
                     drop(shared.decisions.send(Decided { sandbox, project, decision }));
                 }
                 Told::Installed(installed) => {
-                    let kept = if installed.cached { ", kept here" } else { "" };
+                    let kept = if installed.cached { ", from cache" } else { "" };
                     let decision = Decision {
                         target: HOST.into(),
-                        ask: format!("given {}", installed.file),
+                        ask: format!("installed {}", installed.file),
                         verdict: Ok(format!("{}{kept}", installed.hash)),
                     };
                     let (sandbox, project) = (id.clone(), project.clone());
                     drop(shared.decisions.send(Decided { sandbox, project, decision }));
                     if let Err(error) = shared.journal.add_package(&id, &installed) {
-                        tracing::warn!(sandbox = %id, error = crate::error::chain(&error), "a package is not in the lock record");
+                        tracing::warn!(sandbox = %id, error = crate::error::chain(&error), "cannot record an installed package");
                     }
                 }
             }
         };
-        let keyring = Keyring::new(Arc::clone(entry.vault()), &entry.shown().project, entry.id().as_str());
-        let party = Arc::new(Party::new(entry.policy(), Box::new(tell)).holding(keyring));
+        let project = entry.shown().project;
+        let keyring = Keyring::new(Arc::clone(entry.vault()), &project, entry.id().as_str());
+        let party = Party::new(entry.policy(), Box::new(tell)).of(&project).holding(keyring);
+        let party = Arc::new(party);
         attend(&sandbox, &self.broker, &party).await;
     }
 }
@@ -116,7 +125,7 @@ pub async fn attend(sandbox: &Sandbox, broker: &Arc<Broker>, party: &Arc<Party>)
             Err(Error::Guest(error))
                 if matches!(error.code, ErrorCode::NotFound | ErrorCode::Unsupported) =>
             {
-                tracing::warn!(sandbox = %sandbox.id(), error = error.message, "nothing can leave it");
+                tracing::warn!(sandbox = %sandbox.id(), error = error.message, "sandbox has no network access");
                 return;
             }
             Err(_) => tokio::time::sleep(AGAIN).await,

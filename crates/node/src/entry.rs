@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use api::exec::{ExecInfo, ExecSpec};
 use api::policy::Policy;
-use api::ports::PUBLIC_MAX;
 use api::sandbox::{Sandbox as Shown, SandboxState};
 use api::trace::STEP;
 use api::{ExecId, SandboxId, limits};
@@ -18,7 +17,6 @@ use crate::driver::Word;
 use crate::error::Error;
 use crate::exec::Exec;
 use crate::journal::{Ports, Record};
-use crate::lifecycle::Phase;
 use crate::port::Port;
 use crate::sandbox::Sandbox;
 use crate::secrets::Vault;
@@ -96,8 +94,12 @@ impl Entry {
         self.record.borrow().clone()
     }
 
-    /// Whoever changes what is written down of it is alone until it is written: else the last to write could be the first to have
-    /// read.
+    /// Whether its ports pass a check. Nothing is copied: every sandbox may be asked for one request.
+    pub fn has_ports(&self, is_right: impl Fn(&Ports) -> bool) -> bool {
+        is_right(&self.record.borrow().ports)
+    }
+
+    /// Locks the record for a change, from reading it to writing it. Used by [`crate::update`] only.
     pub fn alone(&self) -> MutexGuard<'_, ()> {
         locked(&self.saving)
     }
@@ -135,21 +137,6 @@ impl Entry {
         }
     }
 
-    /// What is to be written down before it enters this phase.
-    pub fn entering(&self, phase: Phase, now_ms: u64) -> Record {
-        let mut record = self.record();
-        phase.mark(&mut record.sandbox, now_ms);
-        record
-    }
-
-    pub fn enter(&self, phase: Phase, now_ms: u64) {
-        self.record.send_modify(|record| phase.mark(&mut record.sandbox, now_ms));
-    }
-
-    pub fn failed(&self, error: api::Error) {
-        self.record.send_modify(|record| record.sandbox.error = Some(error));
-    }
-
     pub fn hold(&self, sandbox: Arc<Sandbox>) {
         *locked(&self.sandbox) = Some(sandbox);
     }
@@ -166,23 +153,6 @@ impl Entry {
         locked(&self.uses).idle
     }
 
-    /// Gives it another idle time, counted from now.
-    pub fn renew(&self, idle: Duration) {
-        self.record.send_modify(|record| record.sandbox.idle_ms = crate::clock::millis(idle));
-        let mut uses = locked(&self.uses);
-        uses.idle = idle;
-        uses.active = Instant::now();
-    }
-
-    /// Its time is over so long from now.
-    pub fn expire_in(&self, ttl: Duration) {
-        let ttl_ms = crate::clock::millis(ttl);
-        self.record.send_modify(|record| {
-            record.sandbox.limits.ttl_ms = ttl_ms;
-            record.expires_boot_ms = crate::clock::boot_ms().saturating_add(ttl_ms);
-        });
-    }
-
     /// Whoever has it stand still or go on is alone until it does.
     pub async fn standing(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.standing.lock().await
@@ -196,26 +166,6 @@ impl Entry {
     /// Whether it stands still.
     pub fn is_paused(&self) -> bool {
         self.record.borrow().sandbox.paused
-    }
-
-    /// It stands still from now on, or goes on.
-    pub fn set_paused(&self, paused: bool) {
-        self.record.send_modify(|record| record.sandbox.paused = paused);
-    }
-
-    /// Opens a port to everybody, or closes it again.
-    pub fn publish(&self, port: u16, public: bool) -> Result<(), Error> {
-        let mut full = false;
-        self.record.send_modify(|record| {
-            let open = &mut record.ports.public;
-            full = public && open.len() >= PUBLIC_MAX && !open.contains(&port);
-            if !public {
-                open.remove(&port);
-            } else if !full {
-                open.insert(port);
-            }
-        });
-        if full { Err(too_many_public()) } else { Ok(()) }
     }
 
     /// Whether it was made ahead and is nobody's yet: then it is not there for anybody.
@@ -243,35 +193,22 @@ impl Entry {
         self.made.store(true, Ordering::Release);
     }
 
-    /// It is somebody's from now on, as this says.
-    pub fn assign(&self, record: Record) {
-        self.policy.send_replace(record.sandbox.policy.clone());
-        let mut uses = locked(&self.uses);
-        uses.idle = Duration::from_millis(record.sandbox.idle_ms);
-        uses.active = Instant::now();
-        drop(uses);
+    /// Replaces the record, and what is derived from it. Only two callers: [`crate::update`], and the pool for a claimed sandbox,
+    /// whose record is journalled together with its next phase.
+    pub fn replace(&self, record: Record) {
+        locked(&self.uses).idle = Duration::from_millis(record.sandbox.idle_ms);
+        let policy = record.sandbox.policy.clone();
         self.record.send_replace(record);
-    }
-
-    /// It is made with another backend than was chosen at first.
-    pub fn moved_to(&self, runtime: &str) {
-        self.record.send_modify(|record| record.runtime = runtime.to_owned());
-    }
-
-    /// Takes back a change of who may reach its ports.
-    pub fn reset_ports(&self, before: Ports) {
-        self.record.send_modify(|record| record.ports = before);
+        self.policy.send_if_modified(|current| {
+            let changed = *current != policy;
+            *current = policy;
+            changed
+        });
     }
 
     /// What may leave it, now and later.
     pub fn policy(&self) -> watch::Receiver<Policy> {
         self.policy.subscribe()
-    }
-
-    /// Gives it another policy.
-    pub fn set_policy(&self, policy: Policy) {
-        self.record.send_modify(|record| record.sandbox.policy = policy.clone());
-        self.policy.send_replace(policy);
     }
 
     /// Who keeps the secrets that its policy may bind.
@@ -480,13 +417,13 @@ fn at_home(mut spec: ExecSpec) -> ExecSpec {
 pub fn not_running(shown: &Shown) -> Error {
     let (code, ran, retry, fix) = match shown.state {
         SandboxState::Starting => {
-            (api::ErrorCode::Conflict, api::Ran::No, api::Retry::Safe, "Ask again when it runs.")
+            (api::ErrorCode::Conflict, api::Ran::No, api::Retry::Safe, "Retry when the sandbox is running.")
         }
         SandboxState::Running | SandboxState::Stopping | SandboxState::Ended | SandboxState::Lost => (
             api::ErrorCode::SandboxLost,
             api::Ran::No,
             api::Retry::Useless,
-            "Create a new sandbox; what ran in this one is gone.",
+            "Create a new sandbox, because the processes of this sandbox have ended.",
         ),
     };
     let why = shown.reason.map(|reason| format!(" ({})", reason.name())).unwrap_or_default();
@@ -501,18 +438,7 @@ fn standing_still(id: &SandboxId) -> Error {
         layer: api::Layer::Sandbox,
         ran: api::Ran::No,
         retry: api::Retry::Useless,
-        fix: "Have it go on first: connect to it with an E2B SDK.".into(),
-    })
-}
-
-fn too_many_public() -> Error {
-    Error::Request(api::Error {
-        code: api::ErrorCode::LimitExceeded,
-        message: format!("{PUBLIC_MAX} ports of the sandbox are public, the most there may be"),
-        layer: api::Layer::UserCode,
-        ran: api::Ran::No,
-        retry: api::Retry::Useless,
-        fix: "Close one of them first.".into(),
+        fix: "Resume the sandbox first, by connecting to it with an E2B SDK.".into(),
     })
 }
 

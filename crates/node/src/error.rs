@@ -21,10 +21,10 @@ pub enum Error {
     #[error("the sandbox has ended: {}", say(*.0))]
     Lost(LostCause),
     /// The guest said something that the protocol does not allow.
-    #[error("the guest broke the protocol: {0}")]
+    #[error("the guest violated the protocol: {0}")]
     Protocol(String),
     /// A wait reached its deadline.
-    #[error("{what} took longer than {after:?}")]
+    #[error("{what} timed out after {after:?}")]
     Deadline {
         /// What was waited for.
         what: &'static str,
@@ -32,7 +32,7 @@ pub enum Error {
         after: Duration,
     },
     /// The live posture is not the promised one.
-    #[error("the sandbox is not sealed as its tier promises: {}", .0.join("; "))]
+    #[error("the sandbox does not have the isolation that its tier guarantees: {}", .0.join("; "))]
     Posture(Vec<String>),
     /// A system call of ours failed.
     #[error("cannot {act}")]
@@ -46,7 +46,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error in the one shape that leaves Belljar.
+    /// The error in the one shape that leaves Bellglass.
     pub fn to_api(&self) -> api::Error {
         let (code, layer, ran, retry, fix) = match self {
             Self::Guest(error) | Self::Request(error) => return error.clone(),
@@ -57,10 +57,13 @@ impl Error {
                 Ran::Unknown,
                 Retry::Unknown,
                 match cause {
-                    LostCause::Oom => "Ask for a larger `memory_bytes`, in a new sandbox.",
-                    LostCause::Expired => "Ask for a longer `ttl_ms`, in a new sandbox.",
+                    LostCause::Oom => "Create a new sandbox with a larger `memory_bytes`.",
+                    LostCause::Expired => "Create a new sandbox with a longer `ttl_ms`.",
+                    LostCause::KernelResource => {
+                        "Create a new sandbox and hold fewer file locks at a time, or request `tier: user_kernel`, which keeps file locks in its own memory."
+                    }
                     LostCause::Died | LostCause::Stopped => {
-                        "Start a new sandbox; what ran in this one is gone."
+                        "Create a new sandbox, because the processes of this sandbox have ended."
                     }
                 },
             ),
@@ -69,28 +72,28 @@ impl Error {
                 Layer::Sandbox,
                 Ran::Unknown,
                 Retry::Unknown,
-                "Stop this sandbox and do not trust its output; start a new one.",
+                "Stop this sandbox, do not trust its output, and create a new one.",
             ),
             Self::Deadline { .. } => (
                 ErrorCode::Deadline,
                 Layer::Platform,
                 Ran::Unknown,
                 Retry::Unknown,
-                "Look at the load of this machine with `belljar doctor`, then ask again.",
+                "Check the load of this machine with `bellglass doctor`, then retry.",
             ),
             Self::Posture(_) => (
                 ErrorCode::PostureMismatch,
                 Layer::Platform,
                 Ran::No,
                 Retry::Useless,
-                "Run `belljar doctor`: the machine's runtime does not seal sandboxes as promised.",
+                "Run `bellglass doctor`: the runtime of this machine does not isolate sandboxes as its tier requires.",
             ),
             Self::System { .. } => (
                 ErrorCode::Platform,
                 Layer::Platform,
                 Ran::No,
                 Retry::Unknown,
-                "Mend what the message names, then ask again.",
+                "Fix the problem named in the message, then retry.",
             ),
         };
         api::Error { code, message: chain(self), layer, ran, retry, fix: fix.into() }
@@ -100,8 +103,8 @@ impl Error {
 /// The same error without what only whoever runs the machine should see: it is in the log.
 pub fn discreet(error: api::Error, act: &str) -> api::Error {
     api::Error {
-        message: format!("the machine could not {act}; its log says why"),
-        fix: "Ask again; if it lasts, ask whoever runs the machine to look into the server's log.".into(),
+        message: format!("the machine could not {act}; see the server log"),
+        fix: "Retry. If the error persists, ask the operator of the machine to check the server log.".into(),
         ..error
     }
 }
@@ -111,8 +114,8 @@ pub fn discreet_start(error: &Error, act: &str) -> api::Error {
     let told = error.to_api();
     if let Error::Runtime(runtime::Error::Unavailable { what, fix, .. }) = error {
         return api::Error {
-            message: format!("{what}, so the machine could not {act}; its log says more"),
-            fix: format!("Ask again later. For whoever runs the machine: {fix}"),
+            message: format!("{what}, so the machine could not {act}; see the server log"),
+            fix: format!("Retry later. For the operator of the machine: {fix}"),
             ..told
         };
     }
@@ -134,45 +137,45 @@ fn isolation(error: &runtime::Error) -> api::Error {
             Layer::UserCode,
             Ran::No,
             Retry::Useless,
-            "List the sandboxes and use one of those.",
+            "List the sandboxes (`bellglass list --all`) and use one of them.",
         ),
         runtime::Error::Unsupported { .. } => (
             ErrorCode::Unsupported,
             Layer::Platform,
             Ran::No,
             Retry::Useless,
-            "Do what the message says, or ask for less; `belljar doctor` shows what this machine can do.",
+            "Fix the problem named in the message, or request less. `bellglass doctor` shows what this machine supports.",
         ),
         runtime::Error::Capacity { .. } => (
             ErrorCode::Capacity,
             Layer::Platform,
             Ran::No,
             Retry::Safe,
-            "Free what the message names, ask for less, or ask again later.",
+            "Free the resource named in the message, request less, or retry later.",
         ),
         runtime::Error::Ended(_) => {
-            (ErrorCode::SandboxLost, Layer::Sandbox, Ran::Unknown, Retry::Unknown, "Start a new sandbox.")
+            (ErrorCode::SandboxLost, Layer::Sandbox, Ran::Unknown, Retry::Unknown, "Create a new sandbox.")
         }
         runtime::Error::Impostor { .. } => (
             ErrorCode::Protocol,
             Layer::Sandbox,
             Ran::Unknown,
             Retry::Unknown,
-            "Stop this sandbox and do not trust its output; start a new one.",
+            "Stop this sandbox, do not trust its output, and create a new one.",
         ),
         runtime::Error::Deadline { .. } => (
             ErrorCode::Deadline,
             Layer::Platform,
             Ran::Unknown,
             Retry::Unknown,
-            "Look at the load of this machine with `belljar doctor`, then ask again.",
+            "Check the load of this machine with `bellglass doctor`, then retry.",
         ),
         runtime::Error::Command { .. } | runtime::Error::System { .. } => (
             ErrorCode::Platform,
             Layer::Platform,
             Ran::No,
             Retry::Unknown,
-            "Run `belljar doctor`: it names what is missing on this machine and how to mend it.",
+            "Run `bellglass doctor`, which shows what is missing on this machine and how to fix it.",
         ),
     };
     api::Error { code, message: chain(error), layer, ran, retry, fix: fix.into() }
@@ -180,9 +183,10 @@ fn isolation(error: &runtime::Error) -> api::Error {
 
 fn say(cause: LostCause) -> &'static str {
     match cause {
-        LostCause::Died => "its guest died or was killed",
-        LostCause::Oom => "its memory was used up",
-        LostCause::Expired => "its time to live was over",
+        LostCause::Died => "its guest crashed or was killed",
+        LostCause::Oom => "it ran out of memory",
+        LostCause::Expired => "its time to live expired",
         LostCause::Stopped => "it was stopped",
+        LostCause::KernelResource => "it used too much of a kernel resource that has no limit",
     }
 }

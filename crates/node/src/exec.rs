@@ -284,7 +284,7 @@ impl Exec {
                 // Of results there are no bytes.
                 Some(Event::Data { stream: Stream::Results, .. } | Event::Gap { .. }) => {}
                 Some(Event::End(end)) => return Ok(Collected { stdout, stderr, results, end }),
-                None => return Err(Error::Protocol("the output ended without an end".into())),
+                None => return Err(Error::Protocol("the output has no end frame".into())),
             }
         }
     }
@@ -408,29 +408,16 @@ impl Exec {
                 Header::Data { stream, offset, length } => {
                     let at = *self.at(stream);
                     if offset != at {
-                        return Err(Error::Protocol(format!("bytes of offset {offset} came at {at}")));
+                        return Err(Error::Protocol(format!("received offset {offset}, expected {at}")));
                     }
                     self.buffer.advance(HEADER_BYTES);
                     self.open = Some((stream, length as usize));
                 }
                 Header::Gap { stream, to } => {
                     self.buffer.advance(HEADER_BYTES);
-                    let at = self.at(stream);
-                    let from = *at;
-                    if to <= from {
-                        return Err(Error::Protocol(format!("a gap from {from} to {to}")));
+                    if let Some(gap) = self.skip(stream, to)? {
+                        return Ok(Some(gap));
                     }
-                    *at = to;
-                    match stream {
-                        Stream::Stdout => self.dropped[0] += to - from,
-                        Stream::Stderr => self.dropped[1] += to - from,
-                        // Lines are told whole: what was read of one that is not is gone with the rest.
-                        Stream::Results => match self.results.skip(to) {
-                            Some(from) => return Ok(Some(Event::Gap { stream, from, to })),
-                            None => continue,
-                        },
-                    }
-                    return Ok(Some(Event::Gap { stream, from, to }));
                 }
                 Header::End { length } => {
                     let whole = HEADER_BYTES + length as usize;
@@ -439,16 +426,36 @@ impl Exec {
                     }
                     self.buffer.advance(HEADER_BYTES);
                     let end: ExecEnd = serde_json::from_slice(&self.buffer.split_to(length as usize))
-                        .map_err(|error| Error::Protocol(format!("an end that is none: {error}")))?;
+                        .map_err(|error| Error::Protocol(format!("malformed end frame: {error}")))?;
                     let bytes = [end.stdout_bytes, end.stderr_bytes, end.results_bytes];
                     // What still waits here waits for bytes that will never come.
                     if bytes != self.position || self.results.told() != end.results_bytes {
-                        return Err(Error::Protocol("the end does not agree with what was read".into()));
+                        return Err(Error::Protocol(
+                            "the end frame does not match the bytes received".into(),
+                        ));
                     }
                     return Ok(Some(Event::End(end)));
                 }
             }
         }
+    }
+
+    /// Counts the bytes of a stream up to an offset as dropped. Gives no event where the result stream drops only the rest of a line of
+    /// which nothing was told.
+    fn skip(&mut self, stream: Stream, to: u64) -> Result<Option<Event>, Error> {
+        let at = self.at(stream);
+        let from = *at;
+        if to <= from {
+            return Err(Error::Protocol(format!("invalid gap from {from} to {to}")));
+        }
+        *at = to;
+        match stream {
+            Stream::Stdout => self.dropped[0] += to - from,
+            Stream::Stderr => self.dropped[1] += to - from,
+            // Lines are told whole: what was read of one that is not is gone with the rest.
+            Stream::Results => return Ok(self.results.skip(to).map(|from| Event::Gap { stream, from, to })),
+        }
+        Ok(Some(Event::Gap { stream, from, to }))
     }
 
     /// In mode `block`, tells the guest what was taken: everything that a caller had before it asked for more.
@@ -517,13 +524,13 @@ pub(crate) async fn launch(home: &Home, id: &ExecId, spec: &ExecSpec) -> Result<
 /// How a command ended, for people.
 pub(crate) fn ended(outcome: &Outcome) -> String {
     match outcome {
-        Outcome::Exited { code } => format!("ended with status {code}"),
-        Outcome::Signaled { signal } => format!("ended by signal {signal}"),
-        Outcome::Timeout => "ended by its deadline".into(),
-        Outcome::Oom => "ended because its memory was used up".into(),
-        Outcome::OutputLimit => "ended because it wrote too much".into(),
-        Outcome::Cancelled => "ended because it was cancelled".into(),
-        Outcome::SandboxLost { .. } => "ended with its sandbox".into(),
-        Outcome::Unknown => "ended, and nobody knows how".into(),
+        Outcome::Exited { code } => format!("exited with status {code}"),
+        Outcome::Signaled { signal } => format!("was killed by signal {signal}"),
+        Outcome::Timeout => "timed out".into(),
+        Outcome::Oom => "ran out of memory".into(),
+        Outcome::OutputLimit => "was stopped because it exceeded its output limit".into(),
+        Outcome::Cancelled => "was cancelled".into(),
+        Outcome::SandboxLost { .. } => "was lost with its sandbox".into(),
+        Outcome::Unknown => "ended with an unknown outcome".into(),
     }
 }

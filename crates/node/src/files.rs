@@ -250,7 +250,7 @@ impl Reading {
             Found::Data(bytes) => {
                 if let Some(left) = &mut self.left {
                     let fits = left.checked_sub(bytes.len() as u64);
-                    *left = fits.ok_or_else(|| Error::Protocol("more bytes than were said".into()))?;
+                    *left = fits.ok_or_else(|| Error::Protocol("more bytes than announced".into()))?;
                 }
                 Ok(Piece::Data(bytes))
             }
@@ -285,7 +285,9 @@ impl Watching {
                         return answer::event(&self.held.split());
                     }
                 }
-                Found::Data(_) => return Err(Error::Protocol("an event is longer than any can be".into())),
+                Found::Data(_) => {
+                    return Err(Error::Protocol("a file event exceeds the maximum length".into()));
+                }
                 Found::End(FileEnd::Failed { error }) => return Err(answer::refused(error)),
                 Found::End(FileEnd::Read { .. } | FileEnd::Packed { .. }) | Found::Head(_) => {
                     return Err(answer::misplaced());
@@ -339,7 +341,7 @@ impl Writing {
         };
         match sent {
             Ok(Ok(())) => Ok(()),
-            Err(_) => Err(Error::Deadline { what: "the taking of a file's bytes", after: IDLE_MAX }),
+            Err(_) => Err(Error::Deadline { what: "sending file content to the sandbox", after: IDLE_MAX }),
             // Nobody takes any more: there is an answer, or the connection is gone.
             Ok(Err(_)) => {
                 let early = way.answer.head(ANSWER_WITHIN).await;
@@ -354,7 +356,7 @@ impl Way {
     async fn early(&self, answer: Result<FileAnswer, Break>) -> Error {
         match answer {
             Ok(FileAnswer::Refused { error }) => answer::refused(error),
-            Ok(_) => Error::Protocol("a file was said to be written before all of it was sent".into()),
+            Ok(_) => Error::Protocol("a write was confirmed before all its bytes were sent".into()),
             Err(broken) => self.answer.explain(broken).await,
         }
     }

@@ -17,6 +17,7 @@ use crate::artifacts::regular_files;
 use crate::entry::Call;
 use crate::error::Error;
 use crate::files::{Files, Piece};
+use crate::ledger;
 use crate::live::Node;
 use crate::objects::{Incoming, Objects, Outgoing, key};
 
@@ -152,7 +153,7 @@ impl Folder {
         info: &FileInfo,
     ) -> Result<bool, Error> {
         if manifest.files.len() >= FOLDER_FILES_MAX && manifest.file(name).is_none() {
-            tracing::debug!(session = %self.session, "a file is not kept: there are as many as there may be");
+            tracing::debug!(session = %self.session, "skipping a session file: the session has reached its maximum number of files");
             return Ok(false);
         }
         let path = info.exact().map_err(Error::Request)?;
@@ -165,20 +166,20 @@ impl Folder {
         };
         let FileAnswer::Content { from, to, .. } = head else { return Ok(false) };
         let size_bytes = to - from;
-        if !self.has_room(manifest, name, size_bytes) {
+        let Some((number, mut incoming)) = self.begin_file(manifest, name, size_bytes).await? else {
             return Ok(false);
-        }
-        let number = manifest.next;
-        manifest.next += 1;
-        let mut incoming = self.begin(&[FILES, &number.to_string()]).await?;
+        };
         loop {
             match reading.next().await {
-                Ok(Piece::Data(bytes)) => incoming.push(&bytes).await?,
+                Ok(Piece::Data(bytes)) => match incoming.push(&bytes).await {
+                    Err(error) if ledger::is_refused(&error) => return Ok(false),
+                    other => other?,
+                },
                 Ok(Piece::Read { changed: true, .. } | Piece::Packed(_)) | Err(Error::Guest(_)) => {
                     return Ok(false);
                 }
                 Ok(Piece::Read { hash, .. }) if !hash.digits().eq_ignore_ascii_case(&incoming.sha256()) => {
-                    return Err(Error::Protocol("other bytes than those of the hash".into()));
+                    return Err(Error::Protocol("the file does not match its hash".into()));
                 }
                 Ok(Piece::Read { .. }) => break,
                 Err(error) => return Err(error),
@@ -201,12 +202,9 @@ impl Folder {
         bytes: &Bytes,
     ) -> Result<bool, Error> {
         let size_bytes = bytes.len() as u64;
-        if !self.has_room(manifest, name, size_bytes) {
+        let Some((number, mut incoming)) = self.begin_file(manifest, name, size_bytes).await? else {
             return Ok(false);
-        }
-        let number = manifest.next;
-        manifest.next += 1;
-        let mut incoming = self.begin(&[FILES, &number.to_string()]).await?;
+        };
         incoming.push(bytes).await?;
         incoming.finish().await?;
         manifest.insert(name, Kept { number, size_bytes, path: path.encode(), mode: 0o644 });
@@ -293,10 +291,10 @@ impl Folder {
         Ok(self.objects.json(&self.key(names)).await?.map(|(value, _)| value))
     }
 
-    /// Begins something of at most so many bytes, for which there is room.
+    /// Begins something of at most so many bytes, for which the disk has room.
     ///
     /// # Errors
-    /// There is none, or what the file system said.
+    /// It has none, or what the file system said.
     pub async fn begin_within(&self, names: &[&str], bytes: u64) -> Result<Incoming, Error> {
         if !self.objects.has_room(bytes) {
             return Err(Error::Request(no_room()));
@@ -304,14 +302,31 @@ impl Folder {
         self.begin(names).await
     }
 
-    fn has_room(&self, manifest: &Manifest, name: &str, size_bytes: u64) -> bool {
+    /// Begins a file, and says its number. Nothing where there is no room for it.
+    async fn begin_file(
+        &self,
+        manifest: &mut Manifest,
+        name: &str,
+        size_bytes: u64,
+    ) -> Result<Option<(u64, Incoming)>, Error> {
         let before = manifest.file(name).map_or(0, |kept| kept.size_bytes);
         let whole = (manifest.bytes() - before).saturating_add(size_bytes);
-        let fits = whole <= FOLDER_BYTES_MAX && self.objects.has_room(size_bytes);
-        if !fits {
-            tracing::warn!(session = %self.session, size_bytes, "a file is not kept: there is no room for it");
+        if whole > FOLDER_BYTES_MAX || !self.objects.may_keep(&self.key(&[]), size_bytes).await? {
+            tracing::warn!(session = %self.session, size_bytes, "skipping a session file: not enough disk space or quota");
+            return Ok(None);
         }
-        fits
+        let number = manifest.next;
+        let begun = async {
+            let mut incoming = self.begin(&[FILES, &number.to_string()]).await?;
+            incoming.prepay(size_bytes).map(|()| incoming)
+        };
+        match begun.await {
+            Err(error) if ledger::is_refused(&error) => Ok(None),
+            other => {
+                manifest.next += 1;
+                other.map(|incoming| Some((number, incoming)))
+            }
+        }
     }
 
     fn key(&self, names: &[&str]) -> object_store::path::Path {
@@ -322,11 +337,12 @@ impl Folder {
 fn no_room() -> api::Error {
     api::Error {
         code: ErrorCode::Capacity,
-        message: "the machine has no room for what the session keeps".into(),
+        message: "the machine does not have enough disk space for the session's files".into(),
         layer: Layer::Platform,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "Remove what sessions keep and nobody needs, or free some of the machine's disk.".into(),
+        fix: "Remove sessions or session files that are no longer needed, or free disk space on the machine."
+            .into(),
     }
 }
 

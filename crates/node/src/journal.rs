@@ -4,7 +4,12 @@
 //! <data>/node/lock           held by the one server of this data directory
 //! <data>/node/<id>.packages  the packages that it was given, a line of JSON each
 //! <data>/node/<id>.json      a sandbox that was asked for and whose end nobody has taken note of yet
+//! <data>/node/<id>.copy      the same once more
+//! <data>/node/<id>.damaged   a record that could not be read, set aside for whoever runs the machine
 //! ```
+//!
+//! A record that cannot be read is read from its copy. Where that cannot be read either, the record is set aside and the sandbox is
+//! left alone while it lives: a damaged file ends nobody's work (L-13).
 //!
 //! A record is replaced as a whole. When the disk is too full for that, it is overwritten in place: it was made with room
 //! to spare, so that the end of a sandbox can always be written down.
@@ -17,12 +22,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use api::SandboxId;
-use api::policy::Installed;
+use api::policy::{Installed, Policy};
+use api::ports::PUBLIC_MAX;
 use api::sandbox::Sandbox;
 use serde::{Deserialize, Serialize};
 
+use crate::clock;
 use crate::error::Error;
 use crate::template::Posture;
+use crate::token::{self, Token};
 
 /// A record is longer than its text by at least this: a reason and an error's text fit in.
 const SPARE_BYTES: usize = 2048;
@@ -31,6 +39,12 @@ const LOCK_WITHIN: Duration = Duration::from_secs(2);
 const LOCK_EVERY: Duration = Duration::from_millis(20);
 /// What is kept of the packages of one sandbox: some ten thousand.
 const PACKAGES_BYTES_MAX: u64 = 4 << 20;
+/// How long a record that was set aside is kept after its sandbox is gone: a week is for people.
+const ASIDE_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
+/// What the names of records, of their copies and of those that were set aside end with.
+const RECORD: &str = "json";
+const COPY: &str = "copy";
+const ASIDE: &str = "damaged";
 /// Records are whole blocks of the file system.
 const BLOCK_BYTES: usize = 4096;
 
@@ -63,6 +77,9 @@ pub struct Record {
     pub boot: String,
     /// When its time to live is over, on the clock of that start.
     pub expires_boot_ms: u64,
+    /// The policy that the sandbox was created with. A record of an earlier release has none; then it denies everything.
+    #[serde(default)]
+    pub first_policy: Policy,
     /// Who may reach its ports. A record of a release that had none has no token yet.
     #[serde(default)]
     pub ports: Ports,
@@ -71,8 +88,14 @@ pub struct Record {
 /// Who may reach the ports of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ports {
-    /// What opens all of them: 32 random bytes in hexadecimal. An empty one opens nothing.
-    pub token: String,
+    /// Opens all of them.
+    pub token: Token<token::Port>,
+    /// Opens the agent that E2B's SDKs talk to. A record of an earlier release has none yet.
+    #[serde(default)]
+    pub agent: Token<token::Agent>,
+    /// What E2B's SDKs show for ports and contexts. A record of an earlier release has none yet.
+    #[serde(default)]
+    pub traffic: Token<token::Traffic>,
     /// Those that everybody may reach.
     pub public: BTreeSet<u16>,
     /// Whether everybody may reach all of them.
@@ -85,6 +108,13 @@ impl Record {
     pub fn profile(&self) -> runtime::Profile {
         if self.rooted { runtime::Profile::Rooted } else { self.posture.profile() }
     }
+
+    /// Sets the time to live, counted from now.
+    pub(crate) fn expire_in(&mut self, ttl: Duration) {
+        let ttl_ms = clock::millis(ttl);
+        self.sandbox.limits.ttl_ms = ttl_ms;
+        self.expires_boot_ms = clock::boot_ms().saturating_add(ttl_ms);
+    }
 }
 
 impl Ports {
@@ -93,13 +123,49 @@ impl Ports {
         self.all_public || self.public.contains(&port)
     }
 
-    /// A fresh token, and nothing public.
+    /// Makes a port public, or private again.
+    ///
+    /// # Errors
+    /// The sandbox has [`PUBLIC_MAX`] public ports already.
+    pub(crate) fn publish(&mut self, port: u16, public: bool) -> Result<(), Error> {
+        if !public {
+            self.public.remove(&port);
+        } else if self.public.len() < PUBLIC_MAX || self.public.contains(&port) {
+            self.public.insert(port);
+        } else {
+            return Err(too_many_public());
+        }
+        Ok(())
+    }
+
+    /// Fresh tokens, and nothing public.
     ///
     /// # Errors
     /// The kernel has no random bytes.
     pub fn fresh() -> Result<Self, Error> {
-        let token = crate::machine::random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { token, public: BTreeSet::new(), all_public: false })
+        Self::default().with_all_tokens()
+    }
+
+    /// The same, with a fresh token in place of each that is missing.
+    ///
+    /// # Errors
+    /// The kernel has no random bytes.
+    pub fn with_all_tokens(mut self) -> Result<Self, Error> {
+        if self.token.is_empty() {
+            self.token = Token::fresh()?;
+        }
+        if self.agent.is_empty() {
+            self.agent = Token::fresh()?;
+        }
+        if self.traffic.is_empty() {
+            self.traffic = Token::fresh()?;
+        }
+        Ok(self)
+    }
+
+    /// Whether it has every token.
+    pub fn has_all_tokens(&self) -> bool {
+        !(self.token.is_empty() || self.agent.is_empty() || self.traffic.is_empty())
     }
 }
 
@@ -117,7 +183,7 @@ impl Journal {
     /// Another server has it, or the directory cannot be written.
     pub fn open(data: &Path) -> Result<Self, Error> {
         let directory = data.join("node");
-        fs::create_dir_all(&directory).map_err(failed("make", &directory))?;
+        fs::create_dir_all(&directory).map_err(failed("create", &directory))?;
         let path = directory.join("lock");
         let lock = OpenOptions::new()
             .write(true)
@@ -139,31 +205,74 @@ impl Journal {
             Ok(()) => Ok(Self { directory, _lock: lock }),
             Err(fs::TryLockError::WouldBlock) => Err(Error::Request(api::Error {
                 code: api::ErrorCode::Conflict,
-                message: format!("another server uses {}", data.display()),
+                message: format!("another server is using {}", data.display()),
                 layer: api::Layer::Platform,
                 ran: api::Ran::No,
                 retry: api::Retry::Safe,
-                fix: "Stop it first, or give this one a data directory of its own with --data.".into(),
+                fix:
+                    "Stop the other server first, or give this server a separate data directory with --data."
+                        .into(),
             })),
             Err(fs::TryLockError::Error(error)) => Err(failed("lock", &path)(error)),
         }
     }
 
-    /// All records, and the ids of those that cannot be understood.
+    /// All records, those that were read from their copies among them. What cannot be read is set aside.
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn load(&self) -> Result<(Vec<Record>, Vec<SandboxId>), Error> {
-        let (mut records, mut damaged) = (Vec::new(), Vec::new());
-        for id in ids(&self.directory)? {
+    pub fn load(&self) -> Result<Vec<Record>, Error> {
+        let mut records = Vec::new();
+        let ids: BTreeSet<_> =
+            named(&self.directory, RECORD)?.into_iter().chain(named(&self.directory, COPY)?).collect();
+        for id in ids {
             let path = self.path(&id);
-            let text = fs::read(&path).map_err(failed("read", &path))?;
-            match serde_json::from_slice::<Record>(&text) {
-                Ok(record) if record.sandbox.id == id => records.push(record),
-                Ok(_) | Err(_) => damaged.push(id),
+            if let Some(record) = read(&path, &id) {
+                records.push(record);
+                continue;
+            }
+            if api::defence::is_off("L-13") {
+                self.remove(&id)?;
+                continue;
+            }
+            let aside = self.named(&id, ASIDE);
+            match fs::rename(&path, &aside) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other.map_err(failed("set aside", &path))?,
+            }
+            if let Some(record) = read(&self.named(&id, COPY), &id) {
+                tracing::error!(sandbox = %id, "sandbox record is unreadable, restored from its copy; the unreadable record is kept as {aside:?}");
+                self.save(&record)?;
+                records.push(record);
+            } else {
+                tracing::error!(sandbox = %id, "sandbox record and its copy are both unreadable; the record is kept as {aside:?}");
+                self.remove(&id)?;
             }
         }
-        Ok((records, damaged))
+        Ok(records)
+    }
+
+    /// Sandboxes whose record was lost: it is set aside, and there is no other.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn lost(&self) -> Result<BTreeSet<SandboxId>, Error> {
+        lost(&self.directory)
+    }
+
+    /// Removes records that were set aside long ago, of sandboxes of which nothing is left.
+    ///
+    /// # Errors
+    /// What the file system said.
+    pub fn tidy(&self, is_there: impl Fn(&SandboxId) -> bool) -> Result<(), Error> {
+        for id in named(&self.directory, ASIDE)? {
+            let path = self.named(&id, ASIDE);
+            let age = fs::metadata(&path).and_then(|found| found.modified()).map(|at| at.elapsed());
+            if matches!(age, Ok(Ok(age)) if age > ASIDE_FOR) && !is_there(&id) {
+                fs::remove_file(&path).map_err(failed("remove", &path))?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes a record, in one step.
@@ -171,20 +280,28 @@ impl Journal {
     /// # Errors
     /// What the file system said. A record that was there before is then as it was.
     pub fn save(&self, record: &Record) -> Result<(), Error> {
-        let path = self.path(&record.sandbox.id);
+        let id = &record.sandbox.id;
+        let path = self.path(id);
         let mut text = serde_json::to_vec(record).map_err(io::Error::from).map_err(failed("write", &path))?;
         let whole = (text.len() + SPARE_BYTES).next_multiple_of(BLOCK_BYTES);
-        let fresh = self.directory.join(format!("{}.part", record.sandbox.id));
         let length = text.len();
         text.resize(whole, b' ');
-        let replaced = replace(&fresh, &path, &text);
-        match replaced {
+        let fresh = self.named(id, "part");
+        let write = |path: &Path| match replace(&fresh, path, &text) {
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
                 let _ = fs::remove_file(&fresh);
-                overwrite(&path, &mut text, length).map_err(failed("write", &path))
+                overwrite(path, text.clone(), length)
             }
-            other => other.map_err(failed("write", &path)),
+            other => other,
+        };
+        write(&path).map_err(failed("write", &path))?;
+        let copy = self.named(id, COPY);
+        if let Err(error) = write(&copy) {
+            // An older copy would be taken for the record one day, and say what is not so any more.
+            tracing::warn!(sandbox = %id, %error, "cannot write the copy of a sandbox record");
+            let _ = fs::remove_file(&copy);
         }
+        Ok(())
     }
 
     /// Forgets a sandbox. One that is not known is success.
@@ -192,7 +309,7 @@ impl Journal {
     /// # Errors
     /// What the file system said.
     pub fn remove(&self, id: &SandboxId) -> Result<(), Error> {
-        for path in [self.packages_path(id), self.path(id)] {
+        for path in [self.packages_path(id), self.named(id, COPY), self.path(id)] {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 other => other.map_err(failed("remove", &path))?,
@@ -213,7 +330,7 @@ impl Journal {
         let mut options = OpenOptions::new();
         let mut file =
             options.append(true).create(true).mode(0o600).open(&path).map_err(failed("open", &path))?;
-        if file.metadata().map_err(failed("look at", &path))?.len() > PACKAGES_BYTES_MAX {
+        if file.metadata().map_err(failed("inspect", &path))?.len() > PACKAGES_BYTES_MAX {
             return Err(failed("write", &path)(io::ErrorKind::FileTooLarge.into()));
         }
         file.write_all(&line).map_err(failed("write", &path))
@@ -234,12 +351,27 @@ impl Journal {
     }
 
     fn packages_path(&self, id: &SandboxId) -> PathBuf {
-        self.directory.join(format!("{id}.packages"))
+        self.named(id, "packages")
     }
 
     fn path(&self, id: &SandboxId) -> PathBuf {
-        self.directory.join(format!("{id}.json"))
+        self.named(id, RECORD)
     }
+
+    fn named(&self, id: &SandboxId, suffix: &str) -> PathBuf {
+        self.directory.join(format!("{id}.{suffix}"))
+    }
+}
+
+fn too_many_public() -> Error {
+    Error::Request(api::Error {
+        code: api::ErrorCode::LimitExceeded,
+        message: format!("the sandbox already has {PUBLIC_MAX} public ports, the maximum"),
+        layer: api::Layer::UserCode,
+        ran: api::Ran::No,
+        retry: api::Retry::Useless,
+        fix: "Close one of the public ports first.".into(),
+    })
 }
 
 /// The sandboxes that a server of this data directory keeps, whether or not it runs now.
@@ -247,7 +379,8 @@ impl Journal {
 /// # Errors
 /// The directory cannot be read.
 pub fn kept(data: &Path) -> Result<Vec<SandboxId>, Error> {
-    ids(&data.join("node"))
+    let directory = data.join("node");
+    Ok(named(&directory, RECORD)?.into_iter().chain(lost(&directory)?).collect())
 }
 
 /// The layers that these sandboxes are made of, or nothing where a record cannot be understood.
@@ -260,8 +393,12 @@ pub fn layers_in_use(data: &Path) -> Result<Option<Vec<String>>, Error> {
         layers: Vec<String>,
     }
     let directory = data.join("node");
+    // Of one whose record was lost nobody knows what it is made of.
+    if lost(&directory)?.iter().any(|id| data.join("sandboxes").join(id.as_str()).exists()) {
+        return Ok(None);
+    }
     let mut layers = Vec::new();
-    for id in ids(&directory)? {
+    for id in named(&directory, RECORD)? {
         let Ok(text) = fs::read(directory.join(format!("{id}.json"))) else { continue };
         let Ok(record) = serde_json::from_slice::<Layers>(&text) else { return Ok(None) };
         layers.extend(record.layers);
@@ -269,7 +406,19 @@ pub fn layers_in_use(data: &Path) -> Result<Option<Vec<String>>, Error> {
     Ok(Some(layers))
 }
 
-fn ids(directory: &Path) -> Result<Vec<SandboxId>, Error> {
+fn lost(directory: &Path) -> Result<BTreeSet<SandboxId>, Error> {
+    let known: BTreeSet<_> = named(directory, RECORD)?.into_iter().collect();
+    Ok(named(directory, ASIDE)?.into_iter().filter(|id| !known.contains(id)).collect())
+}
+
+/// A record, if the file has one of this sandbox.
+fn read(path: &Path, id: &SandboxId) -> Option<Record> {
+    let record: Record = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    (record.sandbox.id == *id).then_some(record)
+}
+
+/// The sandboxes of which there is a file with this suffix.
+fn named(directory: &Path, suffix: &str) -> Result<Vec<SandboxId>, Error> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other.map_err(failed("list", directory))?,
@@ -277,7 +426,8 @@ fn ids(directory: &Path) -> Result<Vec<SandboxId>, Error> {
     let mut ids = Vec::new();
     for entry in entries {
         let name = entry.map_err(failed("list", directory))?.file_name();
-        ids.extend(name.to_str().and_then(|name| name.strip_suffix(".json")?.parse().ok()));
+        let id = name.to_str().and_then(|name| name.strip_suffix(suffix)?.strip_suffix('.'));
+        ids.extend(id.and_then(|id| id.parse::<SandboxId>().ok()));
     }
     Ok(ids)
 }
@@ -289,14 +439,14 @@ fn replace(fresh: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
 }
 
 /// Writes over a record without asking for space. It must be there and large enough.
-fn overwrite(path: &Path, text: &mut Vec<u8>, length: usize) -> io::Result<()> {
+fn overwrite(path: &Path, mut text: Vec<u8>, length: usize) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
     let room = usize::try_from(file.metadata()?.len()).unwrap_or(0);
     if length > room {
         return Err(io::ErrorKind::StorageFull.into());
     }
     text.resize(room, b' ');
-    file.write_all_at(text, 0)
+    file.write_all_at(&text, 0)
 }
 
 fn failed<'a>(act: &'a str, path: &'a Path) -> impl FnOnce(io::Error) -> Error + use<'a> {
@@ -327,29 +477,50 @@ mod tests {
             pooled: false,
             boot: "b".into(),
             expires_boot_ms: 5,
+            first_policy: Policy::default(),
             ports: Ports::fresh().unwrap(),
         }
     }
 
     #[test]
-    fn records_are_kept_by_id_and_damaged_ones_are_named() {
+    fn a_record_that_cannot_be_read_is_read_from_its_copy_and_else_set_aside() {
+        // L-13
         let data = tempfile::tempdir().unwrap();
         let journal = Journal::open(data.path()).unwrap();
-        journal.save(&record("a")).unwrap();
-        journal.save(&record("b")).unwrap();
-        fs::write(data.path().join("node/c.json"), "{").unwrap();
-        fs::write(data.path().join("node/d.json.part"), "{").unwrap();
-        let (records, damaged) = journal.load().unwrap();
-        assert_eq!(records.len(), 2);
-        assert_eq!(damaged, ["c".parse().unwrap()]);
+        let at = |name: &str| data.path().join("node").join(name);
+        for id in ["a", "b", "c", "d"] {
+            journal.save(&record(id)).unwrap();
+        }
+        fs::write(at("b.json"), "{").unwrap();
+        fs::write(at("c.json"), "{").unwrap();
+        fs::write(at("c.copy"), "{").unwrap();
+        fs::remove_file(at("d.json")).unwrap();
+        fs::write(at("e.json.part"), "{").unwrap();
         assert_eq!(
             layers_in_use(data.path()).unwrap(),
             None,
             "who cannot read everything cannot say what is free"
         );
-        journal.remove(&"c".parse().unwrap()).unwrap();
-        journal.remove(&"c".parse().unwrap()).unwrap();
-        assert_eq!(layers_in_use(data.path()).unwrap().unwrap().len(), 2);
+        let ids: Vec<_> = journal.load().unwrap().iter().map(|one| one.sandbox.id.to_string()).collect();
+        assert_eq!(ids, ["a", "b", "d"]);
+        assert_eq!(fs::read(at("b.damaged")).unwrap(), b"{");
+        assert_eq!(fs::read(at("c.damaged")).unwrap(), b"{");
+        assert_eq!(journal.lost().unwrap(), BTreeSet::from(["c".parse().unwrap()]));
+        assert!(at("b.json").exists() && !at("c.json").exists() && !at("c.copy").exists());
+        assert_eq!(layers_in_use(data.path()).unwrap().unwrap().len(), 3, "nothing is left of c");
+        fs::create_dir_all(data.path().join("sandboxes/c")).unwrap();
+        assert_eq!(layers_in_use(data.path()).unwrap(), None, "c may be alive");
+        journal.tidy(|_| false).unwrap();
+        assert!(at("c.damaged").exists(), "it is kept for a week");
+        let old = std::time::SystemTime::now() - 2 * ASIDE_FOR;
+        File::options().write(true).open(at("c.damaged")).unwrap().set_modified(old).unwrap();
+        journal.tidy(|_| true).unwrap();
+        assert!(at("c.damaged").exists(), "and for as long as its sandbox is there");
+        journal.tidy(|_| false).unwrap();
+        assert!(!at("c.damaged").exists());
+        journal.remove(&"a".parse().unwrap()).unwrap();
+        journal.remove(&"a".parse().unwrap()).unwrap();
+        assert!(!at("a.copy").exists());
     }
 
     #[test]
@@ -360,8 +531,10 @@ mod tests {
         let read: Record = serde_json::from_value(old).unwrap();
         assert_eq!(read.ports, Ports::default());
         assert!(read.imports.is_empty());
-        assert_eq!(Ports::fresh().unwrap().token.len(), 64);
-        assert_ne!(Ports::fresh().unwrap().token, Ports::fresh().unwrap().token);
+        let ports = Ports::fresh().unwrap();
+        assert!(ports.has_all_tokens());
+        let kept = Ports { agent: Token::default(), ..ports.clone() }.with_all_tokens().unwrap();
+        assert!(kept.token == ports.token && kept.has_all_tokens() && kept.agent != ports.agent);
     }
 
     #[test]
@@ -386,10 +559,10 @@ mod tests {
         record.sandbox.state = SandboxState::Lost;
         record.sandbox.reason = Some(EndReason::Died);
         record.sandbox.ended_at_ms = Some(u64::MAX);
-        let mut text = serde_json::to_vec(&record).unwrap();
+        let text = serde_json::to_vec(&record).unwrap();
         let length = text.len();
-        overwrite(&path, &mut text, length).unwrap();
+        overwrite(&path, text, length).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().len(), before);
-        assert_eq!(journal.load().unwrap().0, [record]);
+        assert_eq!(journal.load().unwrap(), [record]);
     }
 }

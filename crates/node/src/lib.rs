@@ -12,6 +12,7 @@
 //! | [`pool`] | sandboxes that are ready before anybody asks for one |
 //! | [`admission`] | whether there is room for one more |
 //! | `turns` | whose turn it is to start one |
+//! | `update` | the one way to change the record of a sandbox |
 //! | [`clock`] | the clock that no one can set |
 //! | [`sandbox`] | one sandbox from start to stop, its posture checked before anything runs in it |
 //! | [`link`] | the host end of the channel: one connection after the other, requests that outlive them |
@@ -26,6 +27,7 @@
 //! | [`datasets`] | files that are put into a sandbox before anything runs in it |
 //! | `objects` | bytes that are kept by their key |
 //! | [`template`] | what sandboxes are made from: imported, built, kept, tidied |
+//! | [`token`] | tokens of a sandbox, each kind a type of its own |
 //! | [`guest`] | the guest's executable, carried inside this one |
 //! | [`backend`] | which way of isolating is used, why, and why not the others |
 //! | [`machine`] | this machine: where things are kept, which runtimes there are, tidying after the dead |
@@ -41,6 +43,7 @@ pub mod artifacts;
 pub mod backend;
 pub mod clock;
 pub mod code;
+mod culprit;
 pub mod datasets;
 mod driver;
 pub mod egress;
@@ -51,6 +54,7 @@ pub mod files;
 pub mod folder;
 pub mod guest;
 pub mod journal;
+mod ledger;
 pub mod lifecycle;
 pub mod link;
 pub mod live;
@@ -66,7 +70,9 @@ mod recovery;
 pub mod sandbox;
 pub mod secrets;
 pub mod template;
+pub mod token;
 mod turns;
+mod update;
 
 pub use datasets::Putting;
 pub use entry::Call;

@@ -1,104 +1,126 @@
-//! The life of one sandbox as a pure function: what happens to it, and what is to be done about it.
+//! The life of a sandbox as a pure function: [`next`] maps a phase and an event to the next phase and the effect to execute.
 //!
 //! ```text
-//! Starting ──Started──▶ Running ──Asked, Vanished──▶ Stopping ──Gone──▶ Ended
-//!     ├──StartFailed──────────────────────────────────▲  └─NotGone─┘ (again, until it is gone)
-//!     └──Asked: remembered, and done as soon as the start is over
+//! Starting ──Started──▶ Running ──Requested──▶ Settling ──Settled──▶ Stopping ──Removed──▶ Ended
+//!     │                    └──────Exited───────────────────────────────▲ ▲  └─NotRemoved─┘ (retried)
+//!     ├──StartFailed─────────────────────────────────────────────────────┘
+//!     └──Requested: recorded, and applied when the start is over
 //! ```
 //!
-//! A start is never torn down under itself: it takes milliseconds and ends by its own deadline. The first reason is the
-//! reason: whatever happens later does not rewrite why a sandbox ended.
+//! A start is never torn down halfway: it takes milliseconds and has its own deadline. The first reason for an end is final; later
+//! events do not change it. The driver executes exactly the effects that `next` returns, so the properties tested here hold for it.
 
 use api::sandbox::{EndReason, Sandbox, SandboxState};
 
-/// Where a sandbox is in its life.
+/// A phase in the life of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// It is being made; `asked` is why it is to end as soon as it is.
+    /// The sandbox is being created.
     Starting {
-        /// Why it is to end.
-        asked: Option<EndReason>,
+        /// Reason to stop the sandbox as soon as the start is over.
+        requested: Option<EndReason>,
     },
-    /// It runs.
+    /// The sandbox runs.
     Running,
-    /// It is being taken down.
+    /// Results of the sandbox are being collected before it is stopped. Clients still see it as running.
+    Settling(EndReason),
+    /// The sandbox is being removed.
     Stopping(EndReason),
-    /// Nothing of it is left.
+    /// The sandbox is removed.
     Ended(EndReason),
 }
 
-/// What can happen to a sandbox.
+/// An event in the life of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happening {
-    /// It runs, and its posture was checked.
+pub enum Event {
+    /// The sandbox was created and its posture was checked.
     Started,
-    /// It could not be started.
+    /// The sandbox could not be created.
     StartFailed,
-    /// Somebody or a limit wants it to end.
-    Asked(EndReason),
-    /// Its process 1 is gone.
-    Vanished(EndReason),
-    /// Everything of it is removed.
-    Gone,
-    /// Something of it could not be removed.
-    NotGone,
+    /// A request or a limit ends the sandbox.
+    Requested(EndReason),
+    /// Process 1 of the sandbox exited.
+    Exited(EndReason),
+    /// The results of the sandbox are collected.
+    Settled,
+    /// The sandbox was removed completely.
+    Removed,
+    /// A part of the sandbox could not be removed.
+    NotRemoved,
 }
 
-/// What is to be done next.
+/// An effect that the driver executes. Each effect ends with the next event, except `Finish`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
-    /// Nothing but waiting for what happens next.
-    Wait,
-    /// Remove everything of it.
+pub enum Effect {
+    /// Wait for the end of the start, or for a request to stop.
+    AwaitStart,
+    /// Tell the start that its result is no longer needed, then wait for its end.
+    AbandonStart,
+    /// Wait for the end of process 1, for a request to stop, or for a limit.
+    Watch,
+    /// Collect results that are only available while the sandbox runs.
+    Settle,
+    /// Remove the sandbox.
     TearDown,
-    /// Remove everything of it, after a pause: it was tried and did not work.
+    /// Remove the sandbox after a pause, because the last attempt failed.
     TearDownLater,
-    /// Write down that it has ended, and why.
+    /// Nothing is left to do.
     Finish,
 }
 
-/// What becomes of a sandbox when something happens to it, and what is to be done.
-pub fn next(phase: Phase, happening: Happening) -> (Phase, Act) {
-    use Happening as H;
+/// Returns the phase after an event, and the effect to execute next. An event that does not apply to the phase changes nothing; the
+/// effect of the phase continues.
+pub fn next(phase: Phase, event: Event) -> (Phase, Effect) {
+    use Event as E;
     use Phase as P;
-    match (phase, happening) {
-        (P::Starting { asked: None }, H::Started) => (P::Running, Act::Wait),
-        (P::Starting { asked: Some(reason) }, H::Started) => (P::Stopping(reason), Act::TearDown),
-        (P::Starting { .. }, H::StartFailed) => (P::Stopping(EndReason::StartFailed), Act::TearDown),
-        (P::Starting { asked }, H::Asked(reason)) => {
-            (P::Starting { asked: asked.or(Some(reason)) }, Act::Wait)
+    match (phase, event) {
+        (P::Starting { requested: None }, E::Started) => (P::Running, Effect::Watch),
+        (P::Starting { requested: Some(reason) }, E::Started) => (P::Stopping(reason), Effect::TearDown),
+        (P::Starting { .. }, E::StartFailed) => (P::Stopping(EndReason::StartFailed), Effect::TearDown),
+        (P::Starting { requested }, E::Requested(reason)) => {
+            (P::Starting { requested: requested.or(Some(reason)) }, Effect::AbandonStart)
         }
-        (P::Running, H::Asked(reason) | H::Vanished(reason)) => (P::Stopping(reason), Act::TearDown),
-        (P::Stopping(reason), H::Gone) => (P::Ended(reason), Act::Finish),
-        (P::Stopping(reason), H::NotGone) => (P::Stopping(reason), Act::TearDownLater),
-        // What comes too late or too early changes nothing.
-        (P::Starting { .. }, H::Vanished(_) | H::Gone | H::NotGone)
-        | (P::Running, H::Started | H::StartFailed | H::Gone | H::NotGone)
-        | (P::Stopping(_), H::Started | H::StartFailed | H::Asked(_) | H::Vanished(_))
-        | (P::Ended(_), _) => (phase, Act::Wait),
+        (P::Starting { .. }, E::Exited(_) | E::Settled | E::Removed | E::NotRemoved) => {
+            (phase, Effect::AwaitStart)
+        }
+        (P::Running, E::Requested(reason)) => (P::Settling(reason), Effect::Settle),
+        (P::Running, E::Exited(reason)) => (P::Stopping(reason), Effect::TearDown),
+        (P::Running, E::Started | E::StartFailed | E::Settled | E::Removed | E::NotRemoved) => {
+            (phase, Effect::Watch)
+        }
+        (P::Settling(reason), E::Settled | E::Exited(_)) => (P::Stopping(reason), Effect::TearDown),
+        (P::Settling(_), E::Started | E::StartFailed | E::Requested(_) | E::Removed | E::NotRemoved) => {
+            (phase, Effect::Settle)
+        }
+        (P::Stopping(reason), E::Removed) => (P::Ended(reason), Effect::Finish),
+        (P::Stopping(_), E::NotRemoved) => (phase, Effect::TearDownLater),
+        (P::Stopping(_), E::Started | E::StartFailed | E::Requested(_) | E::Exited(_) | E::Settled) => {
+            (phase, Effect::TearDown)
+        }
+        (P::Ended(_), _) => (phase, Effect::Finish),
     }
 }
 
 impl Phase {
-    /// The state that is shown.
+    /// Returns the state that clients see.
     pub fn state(self) -> SandboxState {
         match self {
             Self::Starting { .. } => SandboxState::Starting,
-            Self::Running => SandboxState::Running,
+            Self::Running | Self::Settling(_) => SandboxState::Running,
             Self::Stopping(_) => SandboxState::Stopping,
             Self::Ended(reason) => reason.state(),
         }
     }
 
-    /// Why it ends or ended.
+    /// Returns the reason for the end that clients see.
     pub fn reason(self) -> Option<EndReason> {
         match self {
-            Self::Starting { .. } | Self::Running => None,
+            Self::Starting { .. } | Self::Running | Self::Settling(_) => None,
             Self::Stopping(reason) | Self::Ended(reason) => Some(reason),
         }
     }
 
-    /// Shows it on a sandbox that enters it at this time.
+    /// Writes the phase to the record of a sandbox that enters it at this time.
     pub fn mark(self, sandbox: &mut Sandbox, now_ms: u64) {
         sandbox.state = self.state();
         sandbox.reason = self.reason();
@@ -113,6 +135,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const START: Phase = Phase::Starting { requested: None };
+
     fn reasons() -> impl Strategy<Value = EndReason> {
         prop::sample::select(vec![
             EndReason::Stopped,
@@ -123,14 +147,15 @@ mod tests {
         ])
     }
 
-    fn happenings() -> impl Strategy<Value = Happening> {
+    fn events() -> impl Strategy<Value = Event> {
         prop_oneof![
-            Just(Happening::Started),
-            Just(Happening::StartFailed),
-            reasons().prop_map(Happening::Asked),
-            reasons().prop_map(Happening::Vanished),
-            Just(Happening::Gone),
-            Just(Happening::NotGone),
+            Just(Event::Started),
+            Just(Event::StartFailed),
+            reasons().prop_map(Event::Requested),
+            reasons().prop_map(Event::Exited),
+            Just(Event::Settled),
+            Just(Event::Removed),
+            Just(Event::NotRemoved),
         ]
     }
 
@@ -138,48 +163,82 @@ mod tests {
         match phase {
             Phase::Starting { .. } => 0,
             Phase::Running => 1,
-            Phase::Stopping(_) => 2,
-            Phase::Ended(_) => 3,
+            Phase::Settling(_) => 2,
+            Phase::Stopping(_) => 3,
+            Phase::Ended(_) => 4,
+        }
+    }
+
+    /// The events with which an effect can end, as the driver executes it.
+    fn results(effect: Effect, reason: EndReason) -> Vec<Event> {
+        match effect {
+            Effect::AwaitStart | Effect::AbandonStart => {
+                vec![Event::Started, Event::StartFailed, Event::Requested(reason)]
+            }
+            Effect::Watch => vec![Event::Requested(reason), Event::Exited(reason)],
+            Effect::Settle => vec![Event::Settled],
+            Effect::TearDown | Effect::TearDownLater => vec![Event::Removed, Event::NotRemoved],
+            Effect::Finish => vec![],
         }
     }
 
     proptest! {
         #[test]
-        fn life_goes_one_way_and_the_first_reason_stays(story in prop::collection::vec(happenings(), 0..40)) {
-            let mut phase = Phase::Starting { asked: None };
-            for happening in story {
-                let (after, act) = next(phase, happening);
-                prop_assert!(rank(after) >= rank(phase), "{phase:?} {happening:?} {after:?}");
+        fn life_goes_one_way_and_the_first_reason_is_final(story in prop::collection::vec(events(), 0..40)) {
+            let mut phase = START;
+            for event in story {
+                let (after, effect) = next(phase, event);
+                prop_assert!(rank(after) >= rank(phase), "{phase:?} {event:?} {after:?}");
                 if let Some(reason) = phase.reason() {
                     prop_assert_eq!(after.reason(), Some(reason));
                 }
-                // Whoever begins to stop is torn down, and nobody is finished who was not.
-                let begins = rank(phase) < 2 && rank(after) == 2;
-                prop_assert_eq!(begins, act == Act::TearDown);
-                prop_assert_eq!(act == Act::Finish, rank(phase) == 2 && rank(after) == 3);
+                if let (Phase::Settling(before), Phase::Settling(later) | Phase::Stopping(later)) = (phase, after) {
+                    prop_assert_eq!(before, later);
+                }
+                prop_assert_eq!(effect == Effect::Finish, rank(after) == 4);
                 phase = after;
             }
         }
 
+        /// Each effect fits the phase after it: a sandbox is removed only while it stops, and watched only while it runs.
         #[test]
-        fn whoever_is_asked_to_end_ends(
-            before in prop::collection::vec(happenings(), 0..20),
-            reason in reasons(),
-            failures in 0..5,
-        ) {
-            let mut phase = before.into_iter().fold(Phase::Starting { asked: None }, |phase, one| next(phase, one).0);
-            phase = next(phase, Happening::Asked(reason)).0;
-            phase = next(phase, Happening::Started).0;
-            prop_assert!(rank(phase) >= 2, "{phase:?} after a start that was to end");
-            for _ in 0..failures {
-                phase = next(phase, Happening::NotGone).0;
+        fn an_effect_fits_its_phase(story in prop::collection::vec(events(), 1..40)) {
+            let mut phase = START;
+            for event in story {
+                let (after, effect) = next(phase, event);
+                let fits = match effect {
+                    Effect::AwaitStart | Effect::AbandonStart => 0,
+                    Effect::Watch => 1,
+                    Effect::Settle => 2,
+                    Effect::TearDown | Effect::TearDownLater => 3,
+                    Effect::Finish => 4,
+                };
+                prop_assert_eq!(rank(after), fits, "{:?} {:?} {:?}", phase, event, effect);
+                phase = after;
             }
-            prop_assert!(matches!(next(phase, Happening::Gone).0, Phase::Ended(_)));
+        }
+
+        /// A driver that executes the effects reaches the end after a request to stop, whatever the results of the effects are.
+        #[test]
+        fn a_sandbox_that_is_requested_to_stop_ends(
+            choices in prop::collection::vec(0_usize..3, 0..20),
+            reason in reasons(),
+        ) {
+            let (mut phase, mut effect) = (START, Effect::AwaitStart);
+            let mut choices = choices.into_iter();
+            loop {
+                let results = results(effect, reason);
+                let Some(last) = results.len().checked_sub(1) else { break };
+                // Once the choices are used up, starts and removals succeed, and a running sandbox is requested to stop.
+                let event = results[choices.next().unwrap_or(0).min(last)];
+                (phase, effect) = next(phase, event);
+            }
+            prop_assert!(matches!(phase, Phase::Ended(_)), "{phase:?}");
         }
 
         #[test]
-        fn after_the_end_nothing_happens(reason in reasons(), happening in happenings()) {
-            prop_assert_eq!(next(Phase::Ended(reason), happening), (Phase::Ended(reason), Act::Wait));
+        fn after_the_end_nothing_happens(reason in reasons(), event in events()) {
+            prop_assert_eq!(next(Phase::Ended(reason), event), (Phase::Ended(reason), Effect::Finish));
         }
     }
 }

@@ -127,7 +127,7 @@ impl Link {
             let (mut sender, generation) = self.live(last, deadline, within).await?;
             let request = ask.request(Either::Left(Full::new(ask.body.clone())))?;
             match timeout_at(deadline, sender.send_request(request)).await {
-                Err(_) => return Err(Error::Deadline { what: "an answer of the guest", after: within }),
+                Err(_) => return Err(Error::Deadline { what: "the request to the guest", after: within }),
                 Ok(Ok(response)) if response.status().is_success() => return Ok(response),
                 Ok(Ok(response)) => return Err(refusal(response, deadline, within).await),
                 Ok(Err(_broken)) => last = generation,
@@ -192,7 +192,7 @@ impl Link {
             let (said, inwards) = port::inwards();
             let request = ask.request(Either::Right(Either::Right(inwards)))?;
             match timeout_at(deadline, sender.send_request(request)).await {
-                Err(_) => return Err(Error::Deadline { what: "an answer of the guest", after: within }),
+                Err(_) => return Err(Error::Deadline { what: "the request to the guest", after: within }),
                 Ok(Ok(response)) if response.status().is_success() => return Ok((response, said)),
                 Ok(Ok(response)) => return Err(refusal(response, deadline, within).await),
                 // Nothing was said on it yet.
@@ -217,7 +217,7 @@ impl Link {
         let body = streamed.map_or(Either::Left(whole), |body| Either::Right(Either::Left(body)));
         let request = ask.request(body)?;
         match timeout_at(deadline, sender.send_request(request)).await {
-            Err(_) => Err(Error::Deadline { what: "an answer of the guest", after: within }),
+            Err(_) => Err(Error::Deadline { what: "the request to the guest", after: within }),
             Ok(Err(_broken)) => Err(Error::Lost(LostCause::Died)),
             Ok(Ok(response)) if response.status().is_success() => Ok(response),
             Ok(Ok(response)) => Err(refusal(response, deadline, within).await),
@@ -232,7 +232,7 @@ impl Link {
             State::Ended(_) => true,
         });
         let Ok(state) = timeout_at(deadline, wanted).await else {
-            return Err(Error::Deadline { what: "a connection to the guest", after: within });
+            return Err(Error::Deadline { what: "connecting to the guest", after: within });
         };
         match state {
             State::Live { sender, generation } => Ok((sender, generation)),
@@ -350,17 +350,17 @@ async fn refusal(response: Response<Incoming>, deadline: Instant, within: Durati
         Err(error) => error,
         Ok(bytes) => match serde_json::from_slice(&bytes) {
             Ok(error) => Error::Guest(error),
-            Err(_) => Error::Protocol(format!("status {status} without an error")),
+            Err(_) => Error::Protocol(format!("status {status} without an error body")),
         },
     }
 }
 
 async fn body(response: Response<Incoming>, deadline: Instant, within: Duration) -> Result<Bytes, Error> {
     match timeout_at(deadline, Limited::new(response.into_body(), limits::BODY_BYTES_MAX).collect()).await {
-        Err(_) => Err(Error::Deadline { what: "an answer of the guest", after: within }),
+        Err(_) => Err(Error::Deadline { what: "the request to the guest", after: within }),
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-            Err(Error::Protocol("an answer is longer than any may be".into()))
+            Err(Error::Protocol("a response exceeds the maximum length".into()))
         }
         Ok(Err(_broken)) => Err(Error::Lost(LostCause::Died)),
     }

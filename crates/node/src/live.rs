@@ -14,6 +14,7 @@ use api::trace::STEP;
 use egress::{Broker, Gate};
 use runtime::{Profile, Runtime, Spec};
 use tokio::sync::{broadcast, mpsc};
+use tokio::time::Instant;
 use tracing::{Span, info_span};
 
 use crate::admission::{self, Bounds, Room};
@@ -27,8 +28,9 @@ pub use crate::entry::not_running;
 use crate::entry::{Call, Entry};
 use crate::error::Error;
 use crate::journal::{Journal, Ports, Record};
+use crate::ledger::Ledger;
 use crate::machine::{self, Machine};
-use crate::objects::Objects;
+use crate::objects::{Objects, Tally};
 use crate::plan::{Order, policy};
 use crate::pool::{Claim, Making, Pool};
 use crate::sandbox::Sandbox;
@@ -68,6 +70,8 @@ pub(crate) struct Shared {
     pub datasets: Datasets,
     /// What sessions keep.
     pub folders: Arc<Objects>,
+    /// How much of all that each project keeps.
+    pub ledger: Arc<Ledger>,
     pub data: PathBuf,
     pub guest: PathBuf,
     /// What isolates here.
@@ -99,14 +103,17 @@ impl Node {
         let boot =
             clock::boot_id().map_err(|source| Error::System { act: "read the boot id".into(), source })?;
         let retention = Duration::from_millis(bounds.artifact_retention_ms);
+        let (reserve, ledger) = (bounds.disk_reserve_bytes, Arc::new(Ledger::new(machine.data())));
+        let tally = Tally { ledger: Arc::clone(&ledger), depth: 0 };
         let shared = Arc::new(Shared {
             journal: Journal::open(machine.data())?,
             turns: Turns::new(STARTS),
             launches: Turns::new(LAUNCHES),
             pool: Pool::new(&bounds),
-            keeper: Keeper::open(machine.data(), bounds.disk_reserve_bytes, retention)?,
-            datasets: Datasets::open(machine.data(), bounds.disk_reserve_bytes)?,
-            folders: Arc::new(Objects::open(machine.data().join("sessions"), bounds.disk_reserve_bytes)?),
+            keeper: Keeper::open(machine.data(), reserve, retention, &ledger)?,
+            datasets: Datasets::open(machine.data(), reserve, &ledger)?,
+            folders: Arc::new(Objects::open(machine.data().join("sessions"), reserve, Some(tally))?),
+            ledger,
             data: machine.data().to_owned(),
             guest: machine.guest().to_owned(),
             choice: choice.into(),
@@ -122,6 +129,7 @@ impl Node {
         let node = Self { shared };
         node.recover().await?;
         node.recover_artifacts().await;
+        tokio::spawn(Self::watch_kernel(Arc::downgrade(&node.shared)));
         tokio::spawn(Self::tend_pool(Arc::downgrade(&node.shared), node.shared.pool.changed()));
         Ok(node)
     }
@@ -193,19 +201,26 @@ impl Node {
     pub fn renew(&self, id: &SandboxId, idle: Duration) -> Result<Shown, Error> {
         let entry = self.known(id)?;
         let _call = entry.call()?;
-        {
-            let _alone = entry.alone();
-            entry.renew(idle);
-            self.shared.journal.save(&entry.record())?;
-        }
+        let record = self.shared.update(&entry, |record| {
+            record.sandbox.idle_ms = clock::millis(idle);
+            Ok(())
+        })?;
+        entry.active(Instant::now());
         entry.tell(Word::Look);
-        Ok(entry.shown())
+        Ok(record.sandbox)
     }
 
     /// Who may reach the ports of a sandbox, and whose it is.
     pub fn ports(&self, id: &SandboxId) -> Option<(String, Ports)> {
         let record = self.entry(id)?.record();
         Some((record.sandbox.project, record.ports))
+    }
+
+    /// The sandbox that runs and whose ports pass this check. Nothing but the ports is looked at: it is asked before anybody is known.
+    pub fn opened_by(&self, is_right: impl Fn(&Ports) -> bool) -> Option<SandboxId> {
+        let entries: Vec<_> = self.shared.entries().values().cloned().collect();
+        let found = entries.iter().find(|entry| !entry.is_pooled() && entry.has_ports(&is_right));
+        found.map(|entry| entry.record().sandbox.id)
     }
 
     /// Opens a port of a sandbox to everybody, or closes it again. It is written down before this returns.
@@ -215,13 +230,7 @@ impl Node {
     pub fn publish(&self, id: &SandboxId, port: u16, public: bool) -> Result<Ports, Error> {
         let entry = self.known(id)?;
         let _call = entry.call()?;
-        let _alone = entry.alone();
-        let before = entry.record().ports;
-        entry.publish(port, public)?;
-        let record = entry.record();
-        // What could not be written down is not so.
-        self.shared.journal.save(&record).inspect_err(|_| entry.reset_ports(before))?;
-        Ok(record.ports)
+        Ok(self.shared.update(&entry, |record| record.ports.publish(port, public))?.ports)
     }
 
     /// Opens all ports of a sandbox to everybody, or leaves those that were opened one by one. It is written down before this returns.
@@ -231,10 +240,11 @@ impl Node {
     pub fn publish_all(&self, id: &SandboxId, public: bool) -> Result<(), Error> {
         let entry = self.known(id)?;
         let _call = entry.call()?;
-        let _alone = entry.alone();
-        let before = entry.record().ports;
-        entry.reset_ports(Ports { all_public: public, ..before.clone() });
-        self.shared.journal.save(&entry.record()).inspect_err(|_| entry.reset_ports(before))
+        let update = self.shared.update(&entry, |record| {
+            record.ports.all_public = public;
+            Ok(())
+        });
+        update.map(drop)
     }
 
     /// How long a sandbox may still live.
@@ -251,13 +261,12 @@ impl Node {
         let call = entry.call()?;
         // Its guest ends it where nobody else does, so it is told first: what is written down is never more than what it was told.
         call.sandbox_and_disk().0.live_for(ttl, LIFE_WITHIN).await?;
-        {
-            let _alone = entry.alone();
-            entry.expire_in(ttl);
-            self.shared.journal.save(&entry.record())?;
-        }
+        let record = self.shared.update(&entry, |record| {
+            record.expire_in(ttl);
+            Ok(())
+        })?;
         entry.tell(Word::Look);
-        Ok(entry.shown())
+        Ok(record.sandbox)
     }
 
     /// Ends a sandbox and waits until nothing of it is left. One that is not known is nothing.
@@ -359,11 +368,18 @@ impl Node {
         &self.shared.datasets
     }
 
+    /// A project may keep so many bytes of datasets, session files and artifacts here, all together.
+    pub fn set_quota(&self, project: &str, disk_bytes: u64) {
+        self.shared.ledger.set_quota(project, disk_bytes);
+    }
+
     /// Removes layers that no template names and no sandbox uses, and artifacts whose time is over.
     ///
     /// # Errors
     /// What could not be removed.
     pub async fn tidy(&self) -> Result<(), Error> {
+        let sandboxes = self.shared.data.join("sandboxes");
+        self.shared.journal.tidy(|id| sandboxes.join(id.as_str()).exists())?;
         self.shared.keeper.tidy().await?;
         self.shared.datasets.tidy().await?;
         self.shared.folders.sweep().await?;
@@ -391,6 +407,7 @@ impl Node {
     /// Gives a ready sandbox its order. Where it turns out not to be alive, another one is made under its id.
     async fn give(&self, claim: Claim, order: &Order, datasets: Vec<Placed>) -> Result<Arc<Entry>, Error> {
         let (id, plan) = (claim.id().clone(), claim.plan());
+        self.shared.pool.asked(claim.kind(), &order.project, Start::Warm);
         let record = self.record(&id, order, plan, policy(order, plan)?)?;
         let sandbox = Shown { start: Start::Warm, ..record.sandbox };
         let record = Record { sandbox, ..record };
@@ -424,11 +441,16 @@ impl Node {
             return Ok(Arc::clone(entry));
         }
         if shared.draining.load(Ordering::Acquire) {
-            return Err(no_room("one more sandbox", "this machine is being emptied".into()));
+            return Err(no_room("another sandbox", "this machine is draining".into()));
         }
-        admission::admit(&shared.bounds, &shared.room(&entries), &record.sandbox.limits)
+        let asked = (&record.sandbox.limits, wall(record.sandbox.tier));
+        admission::admit(&shared.bounds, &shared.room(&entries), asked)
             .map_err(|(what, why)| no_room(what, why))?;
         info_span!(target: STEP, "journal").in_scope(|| shared.journal.save(&record))?;
+        if let Some(kind) = plan.kind(order).filter(|_| shared.bounds.pool_ready > 0) {
+            // Only now: nobody has refused it.
+            shared.pool.asked(&kind, &order.project, Start::Cold);
+        }
         let shown = record.sandbox.clone();
         let wanted = Wanted { datasets, readiness: plan.readiness(), request: Span::current() };
         let entry = self.begin(record, Beginning::Start(For::Somebody(wanted)), &mut entries);
@@ -447,7 +469,8 @@ impl Node {
         }
         // How many may live is said of those that somebody has asked for.
         let room = Room { live: 0, ..shared.room(&entries) };
-        let admitted = admission::admit(&shared.bounds, &room, &record.sandbox.limits);
+        let asked = (&record.sandbox.limits, wall(record.sandbox.tier));
+        let admitted = admission::admit(&shared.bounds, &room, asked);
         let admitted = admitted.map_err(|(what, why)| no_room(what, why));
         match admitted.and_then(|()| shared.journal.save(&record)) {
             Ok(()) => drop(self.begin(record, Beginning::Start(For::Anybody(making)), &mut entries)),
@@ -475,7 +498,7 @@ impl Node {
         entries: &mut Entries,
     ) {
         entries.insert(entry.id().clone(), Arc::clone(entry));
-        let driver = Driver { shared: Arc::clone(&self.shared), entry: Arc::clone(entry), inbox };
+        let driver = Driver::new(Arc::clone(&self.shared), Arc::clone(entry), inbox);
         tokio::spawn(driver.drive(beginning));
     }
 }
@@ -489,16 +512,16 @@ impl Shared {
 
     /// The first runtime whose wall is at least as strong. Never a weaker one.
     pub fn at_least(&self, tier: Tier) -> Result<Arc<dyn Runtime>, Error> {
-        self.choice.at_least(match tier {
-            Tier::Container => runtime::Tier::Container,
-            Tier::UserKernel => runtime::Tier::UserKernel,
-        })
+        self.choice.at_least(wall(tier))
     }
 
     pub fn room(&self, entries: &Entries) -> Room {
         let mut room = Room {
             memory_free_bytes: admission::memory_free_bytes(),
             disk_free_bytes: admission::disk_free_bytes(&self.data),
+            inodes_free: admission::inodes_free(&self.data),
+            tasks: runtime::tables::tasks(),
+            files: runtime::tables::files(),
             ..Room::default()
         };
         for entry in entries.values() {
@@ -518,13 +541,21 @@ impl Shared {
     /// Forgets one that nobody was told of.
     pub fn forget(&self, id: &SandboxId) {
         if let Err(error) = self.journal.remove(id) {
-            tracing::error!(sandbox = %id, error = crate::error::chain(&error), "its record is not removed");
+            tracing::error!(sandbox = %id, error = crate::error::chain(&error), "cannot remove the sandbox record");
         }
         self.entries().remove(id);
     }
 
     pub fn entries(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The wall that is asked for, as runtimes have it.
+fn wall(tier: Tier) -> runtime::Tier {
+    match tier {
+        Tier::Container => runtime::Tier::Container,
+        Tier::UserKernel => runtime::Tier::UserKernel,
     }
 }
 

@@ -69,7 +69,7 @@ impl Machine {
                 .into_iter()
                 .chain(Kind::ALL.map(Kind::name))
                 .chain([daytona::NAME]);
-            let why = format!("{name} is not one of {}", names.collect::<Vec<_>>().join(", "));
+            let why = format!("unknown runtime {name}; use one of {}", names.collect::<Vec<_>>().join(", "));
             runtime::Error::Unsupported { what: "this runtime", why }
         })?;
         Ok(Arc::new(Oci::new(flavor.find()?, Dirs::below(&self.data))?))
@@ -82,9 +82,9 @@ impl Machine {
     pub fn engine_named(&self, name: &str) -> Result<Engine, Error> {
         let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
         self.engine(kind.ok_or_else(|| runtime::Error::Unsupported {
-            what: "an image",
+            what: "building an image",
             why: format!(
-                "{name} is no engine; name one that makes it: `--backends podman` or `--backends docker`"
+                "{name} is not a container engine; use one that builds images: `--backends podman` or `--backends docker`"
             ),
         })?)
     }
@@ -115,7 +115,7 @@ impl Machine {
             Some(flavor) => self.runtime(flavor.name),
             None => Err(Error::Runtime(runtime::Error::Unsupported {
                 what: "this tier of isolation",
-                why: format!("none of its runtimes is installed; install {}", names(fit())),
+                why: format!("no installed runtime provides this tier; install {}", names(fit())),
             })),
         }
     }
@@ -184,8 +184,12 @@ fn walkable(data: &Path) -> Result<(), Error> {
     match closed {
         None => Ok(()),
         Some(parent) => Err(Error::Request(api::Error::invalid(
-            format!("not every user can walk to {}: {} is closed", data.display(), parent.display()),
-            format!("Run `chmod o+x {}`, or keep the data somewhere else with --data.", parent.display()),
+            format!(
+                "{} is not accessible to every user: {} lacks the execute permission for others",
+                data.display(),
+                parent.display()
+            ),
+            format!("Run `chmod o+x {}`, or choose another data directory with --data.", parent.display()),
         ))),
     }
 }

@@ -1,13 +1,18 @@
-//! Bytes that this machine keeps by their key: what artifacts and datasets have in common.
+//! Bytes that this machine keeps by their key: what artifacts, datasets and sessions have in common.
+//!
+//! What belongs to projects is counted in the [`Ledger`]; and whoever writes looks at the room of the disk before each piece, with
+//! what others are writing at that moment.
 //!
 //! An object is there whole or not at all. What a killed server left half-written has a `#` in its name, is never listed, and is
 //! removed by [`Objects::sweep`]. Nothing here is a path of a sandbox: keys are made of names that were checked.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
@@ -19,20 +24,48 @@ use object_store::{MultipartUpload, ObjectMeta, ObjectStore as _, ObjectStoreExt
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
+use tokio::sync::{Mutex, MutexGuard};
 
 use crate::admission;
 use crate::error::Error;
+use crate::ledger::{Charge, Ledger, OBJECT_BYTES, Project};
 
 /// What is written at once.
 const PIECE_BYTES: usize = 1 << 20;
 /// Whoever writes has a minute for each piece: what is older is nobody's.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
+/// Locks of keys: two that change one object have the same, and others seldom do.
+const LOCKS: usize = 64;
 
 /// A directory of objects.
 pub(crate) struct Objects {
     store: Arc<LocalFileSystem>,
+    room: Room,
+    tally: Option<Tally>,
+    /// Whoever changes an object is alone with it, so that its bytes are counted once.
+    locks: Arc<[Mutex<()>; LOCKS]>,
+}
+
+/// Whose bytes are counted, and where in a key the project stands.
+#[derive(Clone)]
+pub(crate) struct Tally {
+    pub ledger: Arc<Ledger>,
+    pub depth: usize,
+}
+
+/// The room of a disk.
+#[derive(Clone)]
+struct Room {
     root: PathBuf,
     reserve_bytes: u64,
+    /// What is being written now.
+    writing: Arc<AtomicU64>,
+}
+
+/// Bytes that are being written.
+struct Writing<'a> {
+    room: &'a Room,
+    bytes: u64,
 }
 
 /// An object that is being written. Dropping it leaves nothing.
@@ -41,6 +74,17 @@ pub struct Incoming {
     held: BytesMut,
     hasher: Sha256,
     size_bytes: u64,
+    room: Room,
+    place: Place,
+    charge: Option<Charge>,
+}
+
+/// Where an object comes to be, and what it may replace there.
+struct Place {
+    store: Arc<LocalFileSystem>,
+    key: Path,
+    locks: Arc<[Mutex<()>; LOCKS]>,
+    project: Option<Arc<Project>>,
 }
 
 /// An object that is being read. It stays readable when it is removed meanwhile.
@@ -52,24 +96,54 @@ pub struct Outgoing {
 
 impl Objects {
     /// Opens a directory, which is made, on a disk of which so much stays free.
-    pub fn open(root: PathBuf, reserve_bytes: u64) -> Result<Self, Error> {
+    pub fn open(root: PathBuf, reserve_bytes: u64, tally: Option<Tally>) -> Result<Self, Error> {
         let made = fs::create_dir_all(&root)
             .and_then(|()| fs::set_permissions(&root, fs::Permissions::from_mode(0o700)));
-        made.map_err(|source| Error::System { act: format!("make {}", root.display()), source })?;
+        made.map_err(|source| Error::System { act: format!("create {}", root.display()), source })?;
         let store = LocalFileSystem::new_with_prefix(&root).map_err(failed("open"))?;
         let store = Arc::new(store.with_automatic_cleanup(true).with_fsync(true));
-        Ok(Self { store, root, reserve_bytes })
+        let writing = tally.as_ref().map(|tally| tally.ledger.writing()).unwrap_or_default();
+        let locks = Arc::new(std::array::from_fn(|_| Mutex::default()));
+        Ok(Self { store, room: Room { root, reserve_bytes, writing }, tally, locks })
+    }
+
+    /// The project that a key is of, where that counts.
+    async fn project(&self, key: &Path) -> Result<Option<Arc<Project>>, Error> {
+        let Some(Tally { ledger, depth }) = &self.tally else { return Ok(None) };
+        match key.parts().nth(*depth) {
+            Some(name) => ledger.counted(name.as_ref()).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether a project may keep so many bytes more, and the disk has room for them.
+    pub async fn may_keep(&self, key: &Path, bytes: u64) -> Result<bool, Error> {
+        let project = self.project(key).await?;
+        Ok(self.has_room(bytes) && project.is_none_or(|project| project.has_room(bytes)))
+    }
+
+    async fn place(&self, key: &Path) -> Result<Place, Error> {
+        let (store, locks) = (Arc::clone(&self.store), Arc::clone(&self.locks));
+        Ok(Place { store, key: key.clone(), locks, project: self.project(key).await? })
     }
 
     /// Whether so many bytes more leave the reserve alone.
     pub fn has_room(&self, bytes: u64) -> bool {
-        admission::disk_free_bytes(&self.root) >= self.reserve_bytes.saturating_add(bytes)
+        self.room.has(bytes)
     }
 
-    /// Writes a small object, in one step.
+    /// Writes a small object, in one step. It counts, and is never refused for that: it says what was done.
     pub async fn put_json(&self, key: &Path, value: &impl Serialize) -> Result<(), Error> {
         let bytes = serde_json::to_vec(value).map_err(|error| Error::Protocol(error.to_string()))?;
-        self.store.put(key, PutPayload::from(bytes)).await.map(drop).map_err(failed("write"))
+        let (place, size_bytes) = (self.place(key).await?, bytes.len() as u64);
+        let _alone = place.alone().await;
+        let before = place.counted_bytes().await?;
+        self.store.put(key, PutPayload::from(bytes)).await.map_err(failed("write"))?;
+        if let Some(project) = &place.project {
+            project.add(size_bytes + OBJECT_BYTES);
+            project.subtract(before);
+        }
+        Ok(())
     }
 
     /// Reads a small object, and when it was written, in milliseconds since 1970. One that cannot be understood is not there.
@@ -83,7 +157,7 @@ impl Objects {
         match serde_json::from_slice(&bytes) {
             Ok(value) => Ok(Some((value, written))),
             Err(error) => {
-                tracing::error!(%key, %error, "a kept object cannot be understood");
+                tracing::error!(%key, %error, "cannot parse a stored object");
                 Ok(None)
             }
         }
@@ -98,14 +172,17 @@ impl Objects {
         match self.store.head(key).await {
             Ok(meta) => Ok(Some(written_ms(&meta))),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(failed("look at")(error)),
+            Err(error) => Err(failed("inspect")(error)),
         }
     }
 
     /// Begins an object.
     pub async fn begin(&self, key: &Path) -> Result<Incoming, Error> {
-        let upload = self.store.put_multipart(key).await.map_err(failed("begin"))?;
-        Ok(Incoming { upload, held: BytesMut::new(), hasher: Sha256::new(), size_bytes: 0 })
+        let place = self.place(key).await?;
+        let charge = place.project.as_ref().map(Project::charge).transpose()?;
+        let upload = self.store.put_multipart(key).await.map_err(failed("create"))?;
+        let (held, hasher, room) = (BytesMut::new(), Sha256::new(), self.room.clone());
+        Ok(Incoming { upload, held, hasher, size_bytes: 0, room, place, charge })
     }
 
     /// Opens an object.
@@ -133,8 +210,17 @@ impl Objects {
 
     /// Removes an object. One that is not there is success.
     pub async fn remove(&self, key: &Path) -> Result<(), Error> {
+        let place = self.place(key).await?;
+        let _alone = place.alone().await;
+        let before = place.counted_bytes().await?;
         match self.store.delete(key).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Ok(()) => {
+                if let Some(project) = &place.project {
+                    project.subtract(before);
+                }
+                Ok(())
+            }
+            Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(failed("remove")(error)),
         }
     }
@@ -153,29 +239,95 @@ impl Objects {
 
     /// Removes what killed servers left half-written.
     pub async fn sweep(&self) -> Result<(), Error> {
-        let root = self.root.clone();
+        let root = self.room.root.clone();
         tokio::task::spawn_blocking(move || sweep(&root))
             .await
             .map_err(io::Error::from)
             .and_then(|swept| swept)
-            .map_err(|source| Error::System { act: "remove what is half-written".into(), source })
+            .map_err(|source| Error::System { act: "remove partially written objects".into(), source })
+    }
+}
+
+impl Room {
+    fn has(&self, bytes: u64) -> bool {
+        let writing = self.writing.load(Ordering::Acquire);
+        let needed = self.reserve_bytes.saturating_add(bytes).saturating_add(writing);
+        admission::disk_free_bytes(&self.root) >= needed
+    }
+
+    /// Room for bytes that are about to be written, with all that others are writing.
+    fn take(&self, bytes: u64) -> Result<Writing<'_>, Error> {
+        self.writing.fetch_add(bytes, Ordering::AcqRel);
+        let writing = Writing { room: self, bytes };
+        if self.has(0) {
+            return Ok(writing);
+        }
+        let (free, reserve) = (admission::disk_free_bytes(&self.root), self.reserve_bytes);
+        let why = format!(
+            "{free} bytes of disk space are free, and {reserve} bytes are reserved (disk_reserve_bytes)"
+        );
+        Err(Error::Runtime(runtime::Error::Capacity { what: "more stored data", why }))
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.room.writing.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+impl Place {
+    async fn alone(&self) -> MutexGuard<'_, ()> {
+        let mut hasher = DefaultHasher::new();
+        self.key.hash(&mut hasher);
+        let place = usize::try_from(hasher.finish() % LOCKS as u64).unwrap_or(0);
+        let [first, ..] = &*self.locks;
+        self.locks.get(place).unwrap_or(first).lock().await
+    }
+
+    /// What the object that is there counts.
+    async fn counted_bytes(&self) -> Result<u64, Error> {
+        if self.project.is_none() {
+            return Ok(0);
+        }
+        match self.store.head(&self.key).await {
+            Ok(meta) => Ok(meta.size + OBJECT_BYTES),
+            Err(object_store::Error::NotFound { .. }) => Ok(0),
+            Err(error) => Err(failed("inspect")(error)),
+        }
     }
 }
 
 impl Incoming {
+    /// Counts all of it at once, where its length is known: whoever has no room for it is refused before any of it comes.
+    ///
+    /// # Errors
+    /// `quota_exceeded`.
+    pub fn prepay(&mut self, size_bytes: u64) -> Result<(), Error> {
+        self.charge.as_mut().map_or(Ok(()), |charge| charge.prepay(size_bytes))
+    }
+
     /// Takes bytes; waits until they are written, unless they are few.
     ///
     /// # Errors
-    /// What the file system said.
+    /// The project's quota or the disk has no room for them, or what the file system said.
     pub async fn push(&mut self, bytes: &Bytes) -> Result<(), Error> {
+        if let Some(charge) = &mut self.charge {
+            charge.grow(bytes.len() as u64)?;
+        }
         self.hasher.update(bytes);
         self.size_bytes += bytes.len() as u64;
         self.held.extend_from_slice(bytes);
         if self.held.len() >= PIECE_BYTES {
-            let piece = self.held.split().freeze();
-            self.upload.put_part(piece.into()).await.map_err(failed("write"))?;
+            self.write().await?;
         }
         Ok(())
+    }
+
+    async fn write(&mut self) -> Result<(), Error> {
+        let piece = self.held.split().freeze();
+        let _writing = self.room.take(piece.len() as u64)?;
+        self.upload.put_part(piece.into()).await.map_err(failed("write"))
     }
 
     /// So many bytes came until now.
@@ -193,11 +345,17 @@ impl Incoming {
     /// # Errors
     /// What the file system said.
     pub async fn finish(mut self) -> Result<(), Error> {
-        let rest = self.held.split().freeze();
-        if !rest.is_empty() {
-            self.upload.put_part(rest.into()).await.map_err(failed("write"))?;
+        if !self.held.is_empty() {
+            self.write().await?;
         }
-        self.upload.complete().await.map(drop).map_err(failed("write"))
+        let _alone = self.place.alone().await;
+        let before = self.place.counted_bytes().await?;
+        self.upload.complete().await.map_err(failed("write"))?;
+        if let (Some(project), Some(charge)) = (&self.place.project, self.charge.take()) {
+            charge.keep();
+            project.subtract(before);
+        }
+        Ok(())
     }
 }
 
@@ -239,7 +397,7 @@ pub(crate) fn written_ms(meta: &ObjectMeta) -> u64 {
 }
 
 fn failed(act: &'static str) -> impl FnOnce(object_store::Error) -> Error {
-    move |error| Error::System { act: format!("{act} a kept object"), source: io::Error::other(error) }
+    move |error| Error::System { act: format!("{act} a stored object"), source: io::Error::other(error) }
 }
 
 fn sweep(directory: &FsPath) -> io::Result<()> {
@@ -264,7 +422,7 @@ mod tests {
     #[tokio::test]
     async fn an_object_is_there_whole_or_not_at_all_and_half_of_one_is_swept() {
         let data = tempfile::tempdir().unwrap();
-        let objects = Objects::open(data.path().join("o"), 0).unwrap();
+        let objects = Objects::open(data.path().join("o"), 0, None).unwrap();
         let at = key(["p", "s", "7"]);
         let mut incoming = objects.begin(&at).await.unwrap();
         incoming.push(&Bytes::from(vec![7; PIECE_BYTES + 1])).await.unwrap();
@@ -290,9 +448,48 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_replaced_or_removed_stops_counting_however_many_do_so_at_once() {
+        // H-40
+        let data = tempfile::tempdir().unwrap();
+        let ledger = Arc::new(Ledger::new(data.path()));
+        let tally = Tally { ledger: Arc::clone(&ledger), depth: 0 };
+        let objects = Objects::open(data.path().join("datasets"), 0, Some(tally)).unwrap();
+        let at = key(["p", "a"]);
+        let write = async |length: usize| {
+            let mut incoming = objects.begin(&at).await.unwrap();
+            incoming.push(&Bytes::from(vec![7; length])).await.unwrap();
+            incoming.finish().await.unwrap();
+        };
+        write(100_000).await;
+        futures_util::future::join_all((0..8).map(|_| write(10))).await;
+        ledger.set_quota("p", 3 * OBJECT_BYTES + 100);
+        let project = ledger.counted("p").await.unwrap();
+        assert!(project.has_room(OBJECT_BYTES + 90) && !project.has_room(OBJECT_BYTES + 91), "{project:?}");
+        objects.put_json(&key(["p", "b"]), &"x").await.unwrap();
+        assert!(project.has_room(0) && !project.has_room(OBJECT_BYTES), "{project:?}");
+        let twice = [objects.remove(&at), objects.remove(&at)];
+        futures_util::future::join_all(twice).await.into_iter().for_each(Result::unwrap);
+        objects.remove(&key(["p", "b"])).await.unwrap();
+        let most = 2 * OBJECT_BYTES + 100;
+        assert!(project.has_room(most) && !project.has_room(most + 1), "{project:?}");
+    }
+
+    #[tokio::test]
+    async fn whoever_writes_sees_what_others_are_writing() {
+        // H-40
+        let data = tempfile::tempdir().unwrap();
+        let free = admission::disk_free_bytes(data.path());
+        let objects = Objects::open(data.path().join("o"), free - (1 << 30), None).unwrap();
+        let first = objects.room.take(1 << 29).unwrap();
+        assert!(objects.room.take(3 << 28).is_err(), "together they would reach into the reserve");
+        drop(first);
+        objects.room.take(3 << 28).unwrap();
+    }
+
+    #[tokio::test]
     async fn an_object_of_no_bytes_is_one() {
         let data = tempfile::tempdir().unwrap();
-        let objects = Objects::open(data.path().join("o"), 0).unwrap();
+        let objects = Objects::open(data.path().join("o"), 0, None).unwrap();
         objects.begin(&key(["empty"])).await.unwrap().finish().await.unwrap();
         assert_eq!(objects.read(&key(["empty"])).await.unwrap().unwrap().size_bytes, 0);
     }

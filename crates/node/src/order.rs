@@ -23,7 +23,7 @@ impl Shared {
         Ok((spec, self.runtime_of(entry)?))
     }
 
-    /// Starts a sandbox with the backend that was chosen for it; if that is not there, with the next that can hold the same (A9.02). What
+    /// Starts a sandbox with the backend that was chosen for it; if that is not there, with the next that can hold the same (requirement A9.02). What
     /// has been started stays where it is.
     pub async fn start(&self, entry: &Entry) -> Result<Sandbox, Error> {
         let mut tried = Vec::new();
@@ -48,11 +48,12 @@ impl Shared {
             runtime.stop(entry.id(), Duration::ZERO).instrument(step).await?;
             tracing::warn!(
                 sandbox = %entry.id(), backend = name, next = next.name(), error = error.to_api().message,
-                "the backend could not make it; the next one is tried"
+                "backend cannot create the sandbox; trying the next backend"
             );
-            let _alone = entry.alone();
-            entry.moved_to(next.name());
-            info_span!(target: STEP, "journal").in_scope(|| self.journal.save(&entry.record()))?;
+            self.update(entry, |record| {
+                next.name().clone_into(&mut record.runtime);
+                Ok(())
+            })?;
         }
     }
 
@@ -62,8 +63,9 @@ impl Shared {
         let mut all = self.choice.runtimes.iter().chain(&self.choice.kept);
         let known = all.find(|one| one.name() == name);
         known.cloned().ok_or_else(|| {
-            let why = format!("{name}, with which it was made, is not installed any more; install it");
-            Error::Runtime(runtime::Error::Unsupported { what: "the end of a sandbox", why })
+            let why =
+                format!("the sandbox was created with {name}, which is no longer installed; install {name}");
+            Error::Runtime(runtime::Error::Unsupported { what: "stopping a sandbox", why })
         })
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::SandboxId;
-use api::sandbox::{SandboxEvent, SandboxState};
+use api::sandbox::SandboxState;
 use tokio::task::{JoinError, JoinHandle};
 
 use crate::driver::Word;
@@ -87,18 +87,13 @@ impl Node {
         Ok(())
     }
 
-    /// Writes down that a sandbox stands still or goes on, and tells everybody. What could not be written down is not so.
+    /// Records that a sandbox is paused or resumed, and its time to live.
     fn keep(&self, entry: &Arc<Entry>, paused: bool, ttl: Duration) -> Result<(), Error> {
-        let alone = entry.alone();
-        let (was, before) = (entry.is_paused(), entry.left());
-        entry.expire_in(ttl);
-        entry.set_paused(paused);
-        self.shared.journal.save(&entry.record()).inspect_err(|_| {
-            entry.expire_in(before);
-            entry.set_paused(was);
+        self.shared.update(entry, |record| {
+            record.expire_in(ttl);
+            record.sandbox.paused = paused;
+            Ok(())
         })?;
-        drop(alone);
-        self.shared.say(SandboxEvent::Changed { sandbox: Box::new(entry.shown()) });
         Ok(())
     }
 }

@@ -48,9 +48,16 @@ impl Node {
             let order = Order { project: String::new(), request, may_open: false, may_root: false };
             match self.plan(&order).map(|plan| plan.kind(&order)) {
                 Ok(Some(kind)) => self.shared.pool.keep(kind),
-                Ok(None) => tracing::warn!(template, "what isolates here makes none ahead"),
+                Ok(None) => tracing::warn!(
+                    template,
+                    "backend does not support pre-warming; no sandbox of this template is pre-warmed"
+                ),
                 Err(error) => {
-                    tracing::warn!(template, error = crate::error::chain(&error), "cannot be kept ready");
+                    tracing::warn!(
+                        template,
+                        error = crate::error::chain(&error),
+                        "cannot pre-warm sandboxes of this template"
+                    );
                 }
             }
         }
@@ -81,8 +88,8 @@ impl Node {
     /// `capacity`.
     pub fn may_wait(&self, order: &Order, asked: Instant) -> Result<(), Error> {
         self.shared.turns.may_wait(&order.project, asked).map_err(|waiting| {
-            let why = format!("{waiting} wait for theirs");
-            Error::Runtime(runtime::Error::Capacity { what: "a turn to start one more sandbox", why })
+            let why = format!("{waiting} sandboxes are queued");
+            Error::Runtime(runtime::Error::Capacity { what: "another sandbox to start", why })
         })
     }
 
@@ -95,7 +102,7 @@ impl Node {
         // Its disk is there; what it will use of its memory is not.
         let room = shared.room(&shared.entries());
         let disk = Limits { disk_bytes: 0, ..plan.limits };
-        admission::admit(&shared.bounds, &room, &disk).ok()?;
+        admission::admit(&shared.bounds, &room, (&disk, plan.runtime.tier())).ok()?;
         self.take_ready(kind, plan)
     }
 
@@ -111,6 +118,7 @@ impl Node {
         let asked = Shown::asked(id.clone(), &order.project, &order.request, &limits, clock::wall_ms());
         let env = env.into_iter().chain(order.request.env.clone()).collect();
         Ok(Record {
+            first_policy: policy.clone(),
             sandbox: Shown { policy, limits: plan.limits, ..asked },
             runtime: plan.runtime.name().to_owned(),
             layers,
@@ -146,7 +154,7 @@ impl Plan {
     }
 
     /// What a ready sandbox for it is made as, where there can be one.
-    fn kind(&self, order: &Order) -> Option<Kind> {
+    pub(crate) fn kind(&self, order: &Order) -> Option<Kind> {
         self.runtime.makes_ahead().then(|| Kind {
             runtime: self.runtime.name().to_owned(),
             tier: order.request.tier,
@@ -170,12 +178,12 @@ pub(crate) fn policy(order: &Order, plan: &Plan) -> Result<Policy, Error> {
 pub fn not_open(project: &str) -> api::Error {
     api::Error {
         code: api::ErrorCode::Forbidden,
-        message: format!("project {project} may not have a policy that is open"),
+        message: format!("project {project} is not allowed to use an open policy"),
         layer: api::Layer::Policy,
         ran: api::Ran::No,
         retry: api::Retry::Useless,
         fix: format!(
-            "Name the hosts that are needed; or an administrator allows it: `belljar project set {project} --open true`."
+            "Allow only the hosts that are needed, or ask an administrator to permit open policies: `bellglass project set {project} --open true`."
         ),
     }
 }

@@ -10,21 +10,22 @@
 //! the reason that a start is: the record in which it runs and is somebody's is written in one step, and what a killed server leaves
 //! `starting` is removed by the next one. It is claimed once, by one project, and never comes back.
 
+mod claim;
 mod deal;
 mod demand;
+mod forget;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use api::SandboxId;
 use api::exec::LostCause;
 use api::limits::Limits;
 use api::policy::Policy;
-use api::sandbox::{CreateSandbox, SandboxState, Tier};
+use api::sandbox::{CreateSandbox, SandboxState, Start, Tier};
 use api::server::PoolStatus;
 use api::trace::STEP;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::Instant;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span, info_span};
@@ -36,11 +37,13 @@ use crate::error::Error;
 use crate::journal::Record;
 use crate::live::{Node, Shared};
 use crate::machine;
-use crate::plan::{Order, Plan};
+use crate::plan::Order;
 use crate::sandbox::Sandbox;
 use crate::template;
+pub use claim::Claim;
 use deal::{Want, deal};
 use demand::Demand;
+use forget::{KINDS_MAX, Known, forgotten};
 
 /// How long one is kept ready; its guest ends itself then, too. Until somebody claims it, it has no other time to live.
 pub(crate) const READY_MS: u64 = 3_600_000;
@@ -50,8 +53,6 @@ const RETIRE_BEFORE: Duration = Duration::from_secs(60);
 const MAKING_AT_ONCE: usize = 2;
 /// Of one kind, whatever was asked for.
 const OF_A_KIND_MAX: u32 = 256;
-/// Kinds that are remembered: templates, with each set of limits that was asked for.
-const KINDS_MAX: usize = 64;
 /// Nothing is made while claims come one after the other, for a moment: they are what somebody waits for.
 const QUIET: Duration = Duration::from_millis(20);
 /// But no longer than this.
@@ -106,6 +107,8 @@ struct Shelf {
     ready: VecDeque<Ready>,
     making: u32,
     demand: Demand,
+    /// The project that asked for it first.
+    project: String,
     /// Its template is one that the operator wants ready in any case.
     always: bool,
     /// What the last one that was made takes.
@@ -118,12 +121,15 @@ struct Shelf {
 /// One that is ready.
 struct Ready {
     entry: Arc<Entry>,
-    /// Told who is about to claim it.
-    near: mpsc::UnboundedSender<Near>,
+    /// Told who is about to claim it. The last word counts.
+    near: watch::Sender<Option<Near>>,
     claims: oneshot::Sender<Claimed>,
+    /// When its guest ends itself.
+    until: Instant,
 }
 
 /// Who is about to claim a ready sandbox.
+#[derive(Clone)]
 struct Near {
     /// How long it will live.
     ttl: Duration,
@@ -139,18 +145,6 @@ pub(crate) struct Claimed {
     pub wanted: Wanted,
     /// Told as soon as it is alive and somebody's.
     pub taken: oneshot::Sender<()>,
-}
-
-/// A ready sandbox that nobody else can have. Dropped without being used, it goes back to its shelf: nothing has happened to it.
-pub struct Claim {
-    shared: Arc<Shared>,
-    kind: Kind,
-    ready: Option<Ready>,
-    /// Whether its guest has been asked whether it is alive.
-    begun: bool,
-    id: SandboxId,
-    /// What its order comes to.
-    plan: Plan,
 }
 
 /// One is being made, until this is dropped.
@@ -183,7 +177,7 @@ impl Pool {
     /// Has a kind ready from now on, whether or not anybody asks for it.
     pub fn keep(&self, kind: Kind) {
         let now_ms = self.now_ms();
-        if let Some(shelf) = self.shelves().shelf(kind, now_ms) {
+        if let Some(shelf) = self.shelves().shelf(kind, "", now_ms) {
             shelf.always = true;
         }
         self.changed.notify_one();
@@ -244,27 +238,66 @@ impl Pool {
 
     /// A ready one of this kind that is made of the same: a template may have been made anew under its name.
     fn take(&self, kind: &Kind, same: impl Fn(&Record) -> bool) -> Option<Ready> {
-        let now_ms = self.now_ms();
+        if api::defence::is_off("X-25") {
+            self.count_undefended(kind);
+        }
         let mut shelves = self.shelves();
         shelves.last_claim = Some(Instant::now());
-        let shelf = shelves.shelf(kind.clone(), now_ms)?;
-        shelf.demand.add(now_ms);
-        shelf.not_before = None;
+        let shelf = shelves.of.get_mut(kind)?;
         shelf.ready.retain(|ready| !ready.claims.is_closed() && same(&ready.entry.record()));
-        let ready = shelf.ready.pop_front();
-        match &ready {
-            Some(_) => shelf.warm += 1,
-            None => shelf.cold += 1,
+        shelf.ready.pop_front()
+    }
+
+    /// A project asked for one of this kind, and may have it: that it was refused nothing is known here. From now on some are
+    /// ready, for as long as it is asked for.
+    pub fn asked(&self, kind: &Kind, project: &str, start: Start) {
+        let now_ms = self.now_ms();
+        let mut shelves = self.shelves();
+        let forgotten = shelves.make_place(kind, project);
+        if let Some(shelf) = shelves.shelf(kind.clone(), project, now_ms) {
+            shelf.demand.add(now_ms);
+            shelf.not_before = None;
+            match start {
+                Start::Warm => shelf.warm += 1,
+                Start::Cold => shelf.cold += 1,
+            }
         }
         drop(shelves);
+        // What was ready of it ends, which others are told of.
+        drop(forgotten);
         self.changed.notify_one();
-        ready
+    }
+
+    /// For the control of X-25, in test builds: whoever asks is counted, whether or not it is refused, and no kind is forgotten.
+    fn count_undefended(&self, kind: &Kind) {
+        let now_ms = self.now_ms();
+        if let Some(shelf) = self.shelves().shelf(kind.clone(), "", now_ms) {
+            shelf.demand.add(now_ms);
+        }
+        self.changed.notify_one();
     }
 }
 
 impl Shelves {
+    /// Forgets a kind where there is no place for one more; says what was ready of it.
+    fn make_place(&mut self, kind: &Kind, project: &str) -> Option<Shelf> {
+        if self.of.contains_key(kind) || api::defence::is_off("X-25") {
+            return None;
+        }
+        let (kinds, known): (Vec<&Kind>, Vec<Known<'_>>) = self
+            .of
+            .iter()
+            .map(|(kind, shelf)| {
+                let Shelf { project, always, demand, .. } = shelf;
+                (kind, Known { project, last_ms: demand.last_ms(), always: *always })
+            })
+            .unzip();
+        let kind = (*kinds.get(forgotten(&known, project)?)?).clone();
+        self.of.remove(&kind)
+    }
+
     /// The shelf of a kind; there is none where too many kinds are asked for.
-    fn shelf(&mut self, kind: Kind, now_ms: u64) -> Option<&mut Shelf> {
+    fn shelf(&mut self, kind: Kind, project: &str, now_ms: u64) -> Option<&mut Shelf> {
         if self.closed || (self.of.len() >= KINDS_MAX && !self.of.contains_key(&kind)) {
             return None;
         }
@@ -272,6 +305,7 @@ impl Shelves {
             ready: VecDeque::new(),
             making: 0,
             demand: Demand::new(now_ms),
+            project: project.to_owned(),
             always: false,
             each_bytes: UNKNOWN_BYTES,
             not_before: None,
@@ -288,60 +322,15 @@ impl Shelf {
     }
 }
 
-impl Claim {
-    /// The id that the sandbox has.
-    pub fn id(&self) -> &SandboxId {
-        &self.id
-    }
-
-    /// What its order comes to.
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    /// Has its guest asked whether it is alive, for which nobody has to wait yet.
-    pub fn begin(&mut self) {
-        if let Some(ready) = self.ready.as_ref().filter(|_| !self.begun) {
-            let ttl = Duration::from_millis(self.plan.limits().ttl_ms);
-            // Whether it is heard is known when it is given its order.
-            let _ = ready.near.send(Near { ttl, request: Span::current() });
-            self.begun = true;
-        }
-    }
-
-    /// Gives it its order. Nothing where it turns out not to be alive: then nothing is left of it.
-    pub(crate) async fn give(mut self, record: Record, wanted: Wanted) -> Option<Arc<Entry>> {
-        self.begin();
-        let Ready { entry, claims, .. } = self.ready.take()?;
-        let (taken, heard) = oneshot::channel();
-        let given = claims.send(Claimed { record, wanted, taken }).is_ok();
-        if given && heard.await.is_ok() {
-            return Some(entry);
-        }
-        tracing::warn!(sandbox = %self.id, "a sandbox that was ready is not alive; another one is made");
-        entry.until(SandboxState::is_terminal).await;
-        None
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        let Some(ready) = self.ready.take() else { return };
-        let mut shelves = self.shared.pool.shelves();
-        // Where nothing is wanted any more it goes with its claim.
-        if !shelves.closed
-            && let Some(shelf) = shelves.of.get_mut(&self.kind)
-        {
-            shelf.ready.push_front(ready);
-        }
-    }
-}
-
 impl Making {
     /// It could not be: the next one is tried after a while.
     pub(crate) fn failed(&self, error: &Error) {
         let template = &self.kind.template;
-        tracing::warn!(template, error = crate::error::chain(error), "could not be made ahead");
+        tracing::warn!(
+            template,
+            error = crate::error::chain(error),
+            "cannot pre-warm a sandbox of this template"
+        );
         if let Some(shelf) = self.shared.pool.shelves().of.get_mut(&self.kind) {
             shelf.not_before = Some(Instant::now() + AGAIN_AFTER);
         }
@@ -358,13 +347,6 @@ impl Drop for Making {
 }
 
 impl Node {
-    /// Takes a ready sandbox of this kind, if there is one and it may be had.
-    pub(crate) fn take_ready(&self, kind: Kind, plan: Plan) -> Option<Claim> {
-        let ready = self.shared.pool.take(&kind, |record| plan.is_of(record))?;
-        let id = ready.entry.id().clone();
-        Some(Claim { shared: Arc::clone(&self.shared), kind, ready: Some(ready), begun: false, id, plan })
-    }
-
     /// Removes all ready sandboxes, and waits until they are gone: somebody needs their room.
     pub(crate) async fn make_room(&self) -> bool {
         let all = self.shared.pool.clear();
@@ -520,18 +502,20 @@ impl Shared {
         let whole = info_span!(target: STEP, "made ahead", sandbox = entry.id().as_str(), exec = Empty);
         let sandbox = started.instrument(whole).await.inspect_err(|error| making.failed(error))?;
         let each_bytes = sandbox.usage().await.map_or(UNKNOWN_BYTES, |usage| usage.sandbox_memory_bytes);
-        let (near, mut nearing) = mpsc::unbounded_channel::<Near>();
+        let (near, mut nearing) = watch::channel(None::<Near>);
         let (claims, mut claimed) = oneshot::channel();
-        self.pool.put(&making.kind, each_bytes, Ready { entry: Arc::clone(entry), near, claims });
+        let until = begun + Duration::from_millis(READY_MS);
+        self.pool.put(&making.kind, each_bytes, Ready { entry: Arc::clone(entry), near, claims, until });
         drop(making);
         let nobody = || Error::Lost(LostCause::Stopped);
-        let until = begun + Duration::from_millis(READY_MS) - RETIRE_BEFORE;
+        let until = until - RETIRE_BEFORE;
         let claimed = loop {
             tokio::select! {
                 biased;
                 // While the claim is written down, both at once: that it is alive, and how long it may live from now on. One that
-                // comes back to its shelf is asked again at its next claim.
-                Some(near) = nearing.recv() => {
+                // comes back to its shelf gets its time back.
+                Ok(()) = nearing.changed() => {
+                    let Some(near) = nearing.borrow_and_update().clone() else { continue };
                     let claim = near.request.in_scope(|| info_span!(target: STEP, "claim"));
                     sandbox.live_for(near.ttl, ALIVE_WITHIN).instrument(claim).await?;
                 }
@@ -541,7 +525,8 @@ impl Shared {
                 () = tokio::time::sleep_until(until) => return Err(nobody()),
             }
         };
-        entry.assign(claimed.record);
+        entry.replace(claimed.record);
+        entry.active(Instant::now());
         let _ = claimed.taken.send(());
         Ok((sandbox, claimed.wanted))
     }

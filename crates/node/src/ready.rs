@@ -65,12 +65,12 @@ impl Readiness {
             }
             let begun = sandbox.execs().await?.into_iter().find(|exec| exec.id == started);
             if let Some(outcome) = begun.and_then(|exec| exec.outcome) {
-                let why = format!("what the template starts has {}", crate::exec::ended(&outcome));
+                let why = format!("the template's `start` command {}", crate::exec::ended(&outcome));
                 let said = sandbox.reader(started).collect().await?.stderr;
                 return Err(not_ready(why, &[said, tried.stderr].concat()));
             }
             if Instant::now() >= until {
-                let why = format!("the template's `ready` did not succeed within {READY_WITHIN:?}");
+                let why = format!("the template's `ready` command did not succeed within {READY_WITHIN:?}");
                 return Err(not_ready(why, &tried.stderr));
             }
             tokio::time::sleep(READY_EVERY).await;
@@ -102,6 +102,6 @@ fn not_ready(why: String, said: &[u8]) -> Error {
         layer: Layer::UserCode,
         ran: Ran::Yes,
         retry: Retry::Unknown,
-        fix: "Try the template's `start` and `ready` by hand in a sandbox of a template without them.".into(),
+        fix: "To find the cause, run the `start` and `ready` commands by hand in a sandbox of a template without these commands.".into(),
     })
 }

@@ -7,6 +7,8 @@
 //! running                   nobody can say         waited for until somebody can
 //! running                   dead or gone           removed                              lost, died or host_reboot
 //! stopping                  anything               removed                              the reason written down
+//! what cannot be read       alive                  left alone, out of reach             lost, record_damaged
+//! what cannot be read       dead or gone           removed                              lost, record_damaged
 //! nothing                   nobody's               removed
 //! ```
 
@@ -14,6 +16,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::SandboxId;
 use api::sandbox::{EndReason, SandboxState};
 use runtime::Runtime;
 use tokio::sync::mpsc;
@@ -22,7 +25,7 @@ use tokio::time::Instant;
 use crate::clock;
 use crate::driver::Beginning;
 use crate::error::Error;
-use crate::journal::{Ports, Record};
+use crate::journal::Record;
 use crate::live::{Entries, INBOX, Node, Shared};
 use crate::sandbox::Sandbox;
 
@@ -47,16 +50,13 @@ impl Node {
                 Err(error) => return Err(error.into()),
             }
         }
-        let (records, damaged) = shared.journal.load()?;
-        for id in damaged {
-            tracing::error!(sandbox = %id, "its record cannot be understood; what is left of it is removed");
-            shared.journal.remove(&id)?;
-        }
+        let records = shared.journal.load()?;
+        let lost = shared.journal.lost()?;
         let mut entries = shared.entries();
         for mut record in records {
-            if record.ports.token.is_empty() {
-                // Of a release that had no ports.
-                record.ports = Ports::fresh()?;
+            if !record.ports.has_all_tokens() {
+                // Of a release that had fewer.
+                record.ports = record.ports.with_all_tokens()?;
                 shared.journal.save(&record)?;
             }
             let found = there.remove(&record.sandbox.id);
@@ -80,12 +80,20 @@ impl Node {
         }
         drop(entries);
         for (id, (runtime, listed)) in there {
-            if !listed.owned {
-                tracing::warn!(sandbox = %id, "nobody's; removed");
+            if listed.alive && lost.contains(&id) {
+                // Whose it is and what it may do is not known any more. Its guest ends it when its time to live is over.
+                tracing::error!(sandbox = %id, "sandbox is running but its record is lost; no client can reach the sandbox, and it runs until its time to live expires");
+            } else if !listed.owned {
+                tracing::warn!(sandbox = %id, "removing orphaned sandbox");
                 tokio::spawn(async move { runtime.stop(&id, Duration::ZERO).await });
             }
         }
         Ok(())
+    }
+
+    /// Whether the record of a sandbox was lost.
+    pub fn has_lost_record(&self, id: &SandboxId) -> bool {
+        self.shared.journal.lost().is_ok_and(|lost| lost.contains(id))
     }
 
     /// Takes a sandbox over from a process that is gone. What its execs are due is asked at once.
@@ -98,7 +106,7 @@ impl Node {
             let (runtime, id) = (Arc::clone(&runtime), entry.id().clone());
             tokio::spawn(async move {
                 if let Err(error) = runtime.pause(&id).await {
-                    tracing::error!(sandbox = %id, error = crate::error::chain(&error), "cannot be paused");
+                    tracing::error!(sandbox = %id, error = crate::error::chain(&error), "cannot pause recovered sandbox");
                 }
             });
         }

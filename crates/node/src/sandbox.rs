@@ -178,7 +178,7 @@ impl Sandbox {
     /// What an ordinary exec sees of itself.
     async fn look_inside(&self) -> Result<Posture, Error> {
         let spec = ExecSpec {
-            argv: vec!["/.belljar/guest".into(), "posture".into()],
+            argv: vec!["/.bellglass/guest".into(), "posture".into()],
             deadline_ms: Some(u64::try_from(ANSWER_WITHIN.as_millis()).unwrap_or(u64::MAX)),
             ..ExecSpec::default()
         };
@@ -190,7 +190,7 @@ impl Sandbox {
             )]));
         }
         serde_json::from_slice(&collected.stdout).map_err(|error| {
-            Error::Posture(vec![format!("the first exec did not show its posture: {error}")])
+            Error::Posture(vec![format!("the first exec did not report its posture: {error}")])
         })
     }
 }
@@ -206,7 +206,7 @@ fn user_differences(posture: &Posture, tier: Tier, profile: &Profile) -> Vec<Str
     let mut differences = Vec::new();
     let mut expect = |what: &str, holds: bool, seen: &dyn std::fmt::Debug| {
         if !holds {
-            differences.push(format!("{what} of a user process: {seen:?}"));
+            differences.push(format!("unexpected {what} of a user process: {seen:?}"));
         }
     };
     expect("uids", posture.uids == [uid; 4], &posture.uids);

@@ -39,11 +39,11 @@ impl LateVault {
         let there = tokio::time::timeout(THERE_WITHIN, seen.wait_for(Option::is_some)).await;
         there.ok().and_then(Result::ok).and_then(|vault| vault.clone()).ok_or_else(|| api::Error {
             code: ErrorCode::StoreUnavailable,
-            message: "nobody keeps secrets here".into(),
+            message: "the secret store is not available yet".into(),
             layer: Layer::Platform,
             ran: Ran::No,
             retry: Retry::Safe,
-            fix: "Ask again when the server has started.".into(),
+            fix: "Retry when the server has started.".into(),
         })
     }
 }
@@ -75,12 +75,12 @@ impl Node {
             if egress::decide(policy, &host, binding.port, &egress::Ask::Tunnel).is_err() {
                 return Err(Error::Request(api::Error::invalid(
                     format!(
-                        "the secret {} is bound to {}, which no rule of the policy allows",
+                        "secret {} is bound to {}, which the policy does not allow",
                         binding.name,
                         host.authority(binding.port)
                     ),
                     format!(
-                        "Allow the host too: --allow {}.",
+                        "Also allow the host: --allow {}.",
                         host.authority(binding.port).trim_end_matches(":443")
                     ),
                 )));
@@ -89,7 +89,7 @@ impl Node {
             if value.is_none() {
                 return Err(Error::Request(api::Error::invalid(
                     format!("project {project} has no secret {}", binding.name),
-                    format!("Set it first: belljar secret set {}.", binding.name),
+                    format!("Set the secret first: bellglass secret set {}.", binding.name),
                 )));
             }
         }

@@ -7,6 +7,8 @@
 //! | `unpack` | one layer, streamed into a sandbox made for nothing else |
 //! | `package` | an image as it lies on disk: an archive or a directory, read by name |
 //! | `image` | what an image says of itself, checked |
+//! | `keys` | the keys of its documents, which all readers must read alike |
+//! | `loadable` | an image as an engine is given it, without names |
 //! | `mounts` | whether a tree can be removed without leaving it |
 //! | `base` | a Debian system from packages |
 //! | `recipe` | what a template is made from, in steps, checked |
@@ -14,7 +16,7 @@
 //! | `step` | one step, run in a sandbox, and what it changed |
 //! | `copy` | files from beside a recipe |
 //! | [`sent`] | files that somebody sent for a build |
-//! | [`shipped`] | the recipes that come with Belljar |
+//! | [`shipped`] | the recipes that come with Bellglass |
 //! | `cache` | what steps became, and what they said |
 //! | `registry` | an image from a registry |
 //! | `containerfile` | a recipe for engines, and for people who build with their own tools |
@@ -38,7 +40,9 @@ mod copy;
 pub mod engine;
 mod export;
 mod image;
+mod keys;
 mod layers;
+mod loadable;
 mod mounts;
 mod package;
 pub mod recipe;
@@ -264,8 +268,8 @@ fn check_room(path: &Path, bytes: u64) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::Runtime(runtime::Error::Capacity {
-        what: "the disk",
-        why: format!("{bytes} bytes more are needed, {free} are free and {reserve} of them stay free"),
+        what: "the template",
+        why: format!("{bytes} more bytes are required, {free} are free, and {reserve} of those are reserved"),
     }))
 }
 

@@ -250,12 +250,13 @@ impl Node {
                 Err(error) if error.to_api().code == ErrorCode::NotFound => {}
                 Err(error) => return Err(error),
             }
-            let why = format!("{waiting} wait for theirs");
-            return Err(runtime::Error::Capacity { what: "a turn to start one more command", why }.into());
+            let why = format!("{waiting} commands are queued");
+            return Err(runtime::Error::Capacity { what: "another command to start", why }.into());
         }
         let turn = launches.turn(&project).instrument(info_span!(target: STEP, "turn"));
         let turn = tokio::time::timeout(LAUNCH_WITHIN, turn).await;
-        turn.map(Some).map_err(|_| Error::Deadline { what: "a turn to start", after: LAUNCH_WITHIN })
+        turn.map(Some)
+            .map_err(|_| Error::Deadline { what: "waiting to start the command", after: LAUNCH_WITHIN })
     }
 }
 

@@ -224,7 +224,7 @@ async fn an_end_that_does_not_agree_with_the_bytes_is_refused() {
     refused([&Header::End { length: forged.len() as u32 }.encode()[..], &forged[..]].concat()).await;
 }
 
-/// Scenario 25: output that looks like a frame is output.
+/// Output that looks like a frame is delivered as output.
 #[tokio::test]
 async fn output_that_imitates_an_end_stays_output() {
     let forged = end(0);
@@ -336,7 +336,7 @@ async fn lies_about_results_are_refused() {
     refused(endless).await;
 }
 
-/// A-01, scenario 1: the guest dies while an exec runs.
+/// the guest dies while an exec is running.
 #[tokio::test]
 async fn the_death_of_the_guest_is_an_outcome_within_a_second() {
     let (sandbox, liar) = sandbox(vec![data(Stream::Stdout, 0, b"hi")]);
@@ -351,7 +351,7 @@ async fn the_death_of_the_guest_is_an_outcome_within_a_second() {
     assert_eq!(error.to_api().code, ErrorCode::SandboxLost);
 }
 
-/// A-04, invariant 13: a guest that never says the end cannot hold an exec past its deadline.
+/// a guest that never reports the end of an exec cannot extend it past its deadline.
 #[tokio::test]
 async fn a_guest_that_goes_quiet_cannot_outlast_the_deadline() {
     let (sandbox, _liar) = sandbox(vec![data(Stream::Stdout, 0, b"hi")]);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use api::code::{Code, ContextSpec};
 use api::exec::{ExecSpec, LostCause, Outcome};
 use api::limits::Limits;
+use api::policy::Policy;
 use api::sandbox::{CreateSandbox, EndReason, SandboxEvent, SandboxState, Tier};
 use api::{ErrorCode, ExecId, SandboxId};
 use node::admission::Bounds;
@@ -110,7 +111,7 @@ async fn a_sandbox_is_made_used_stopped_and_forgotten() {
     let shown = node.stop(&id("a"), EndReason::Stopped).await.unwrap();
     assert_eq!((shown.state, shown.reason), (SandboxState::Ended, Some(EndReason::Stopped)));
     assert_eq!(place.sim.list().await.unwrap(), []);
-    // Scenario 38: again, and of nothing.
+    // A second stop keeps the first reason, and a stop of an unknown id finds nothing.
     assert_eq!(node.stop(&id("a"), EndReason::Idle).await.unwrap().reason, Some(EndReason::Stopped));
     assert!(node.stop(&id("b"), EndReason::Stopped).await.is_none());
     let refused = node.call(&id("a")).err().unwrap().to_api();
@@ -118,7 +119,7 @@ async fn a_sandbox_is_made_used_stopped_and_forgotten() {
     assert!(refused.message.contains("stopped"), "{}", refused.message);
     node.forget(&id("a")).unwrap();
     assert!(node.find(&id("a")).is_none());
-    // Scenario 39: the same id at once.
+    // The same id can be created again immediately.
     node.create(&id("a"), &order(), None).await.unwrap();
 }
 
@@ -143,7 +144,7 @@ async fn code_that_cannot_be_run_is_refused_with_its_reason() {
 
 #[tokio::test]
 async fn whoever_finds_no_room_leaves_nothing() {
-    // Scenario 44
+    // 200 concurrent creates with room for 50: the others are refused with `capacity` and allocate nothing.
     let place = Place::new();
     let node = place
         .node_with(Bounds { sandboxes_max: 50, disk_reserve_bytes: 0, pool_ready: 0, ..Bounds::default() })
@@ -164,7 +165,7 @@ async fn whoever_finds_no_room_leaves_nothing() {
 
 #[tokio::test]
 async fn a_start_that_fails_leaves_its_reason_and_nothing_else() {
-    // Scenario 37
+    // A start that fails in the runtime, then one that fails the posture check.
     let place = Place::new();
     let node = place.node().await;
     place.sim.faults(|faults| faults.start_error_at = Some(1));
@@ -182,7 +183,6 @@ async fn a_start_that_fails_leaves_its_reason_and_nothing_else() {
 
 #[tokio::test]
 async fn a_stop_during_the_start_ends_it_and_both_are_answered() {
-    // Scenario 38
     let place = Place::new();
     let node = place.node().await;
     place.sim.faults(|faults| faults.start_delay = Duration::from_millis(200));
@@ -211,7 +211,6 @@ async fn what_cannot_be_removed_is_tried_until_it_can() {
 
 #[tokio::test]
 async fn one_killed_from_outside_is_lost_and_the_next_is_not_affected() {
-    // Scenario 42
     let place = Place::new();
     let node = place.node().await;
     node.create(&id("a"), &order(), None).await.unwrap();
@@ -245,7 +244,7 @@ async fn a_tier_that_is_not_here_is_refused_and_never_weakened() {
 
 #[tokio::test]
 async fn idle_is_no_call_and_no_running_exec() {
-    // Scenarios 34, 35
+    // Idle time starts when the last call or exec ends, and reading state does not extend it.
     let place = Place::new();
     let node = place.node().await;
     let idle_ms = 1000;
@@ -299,7 +298,7 @@ async fn a_life_ends_on_time_whatever_runs() {
 
 #[tokio::test]
 async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
-    // Scenario 40
+    // The next server adopts a sandbox with its exec, settles an interrupted start and stop, and removes an orphan.
     let mut place = Place::new();
     let node = place.node().await;
     for name in ["kept", "dies", "halfway"] {
@@ -367,6 +366,51 @@ async fn what_is_told_is_written_down_before() {
         assert_eq!(written(&id), "ended");
         node.forget(&id).unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_change_that_cannot_be_journalled_changes_nothing() {
+    let place = Place::new();
+    let node = place.node().await;
+    let before = node.create(&id("a"), &order(), None).await.unwrap();
+    let ports = node.ports(&id("a")).unwrap().1;
+    let mut events = node.events();
+    let policy = Policy { hosts: vec!["example.org".parse().unwrap()], ..Policy::default() };
+    let change = async || {
+        let renewed = node.renew(&id("a"), Duration::from_secs(5)).map(drop);
+        let extended = node.live_for(&id("a"), Duration::from_secs(500)).await.map(drop);
+        let published = node.publish(&id("a"), 8000, true).map(drop);
+        let all = node.publish_all(&id("a"), true);
+        let restricted = node.set_policy(&id("a"), policy.clone()).map(drop);
+        [renewed, extended, published, all, restricted].map(|result| result.is_ok())
+    };
+    // Without its directory, the journal cannot write.
+    let (directory, away) = (place.machine.data().join("node"), place.machine.data().join("away"));
+    std::fs::rename(&directory, &away).unwrap();
+    assert_eq!(change().await, [false; 5]);
+    assert_eq!(node.find(&id("a")).unwrap(), before);
+    assert_eq!(node.ports(&id("a")).unwrap().1, ports);
+    assert!(events.try_recv().is_err(), "nothing was published");
+    std::fs::rename(&away, &directory).unwrap();
+    assert_eq!(change().await, [true; 5]);
+    let after = node.find(&id("a")).unwrap();
+    assert_eq!((after.idle_ms, after.limits.ttl_ms), (5000, 500_000));
+    assert_eq!(after.policy, policy);
+    let ports = node.ports(&id("a")).unwrap().1;
+    assert!(ports.all_public && ports.public.contains(&8000));
+    // Each change of what clients see is one event, in the order of the changes. Ports are not part of it.
+    let published: Vec<_> = std::iter::from_fn(|| events.try_recv().ok()).collect();
+    let [
+        SandboxEvent::Changed { sandbox: renewed },
+        SandboxEvent::Changed { sandbox: extended },
+        SandboxEvent::Changed { sandbox: restricted },
+    ] = published.as_slice()
+    else {
+        panic!("{published:?}")
+    };
+    assert_eq!((renewed.idle_ms, renewed.limits.ttl_ms), (5000, before.limits.ttl_ms));
+    assert_eq!((extended.limits.ttl_ms, &extended.policy), (500_000, &before.policy));
+    assert_eq!(**restricted, after);
 }
 
 #[tokio::test]

@@ -115,7 +115,7 @@ async fn says_hello(node: &Node, id: &SandboxId) {
 
 #[tokio::test]
 async fn whoever_asks_for_what_was_asked_for_before_finds_one_ready() {
-    // A10.01, A10.04
+    // Requirements A10.01, A10.04.
     let place = Place::new();
     let node = place.node().await;
     let first = create(&node, "p").await.unwrap();
@@ -188,7 +188,7 @@ async fn as_many_are_ready_as_were_asked_for_at_once_and_each_is_given_once() {
 
 #[tokio::test]
 async fn one_that_died_unseen_is_replaced_and_nobody_fails() {
-    // A10.05
+    // Requirement A10.05.
     let place = Place::new();
     let node = place.node().await;
     let known = create(&node, "p").await.unwrap().id;
@@ -217,6 +217,47 @@ async fn a_claim_that_is_not_used_goes_back() {
     assert!(node.find(&id).is_none());
     drop(claim);
     assert_eq!(node.claim(&order, plan()).unwrap().id(), &id);
+}
+
+#[tokio::test]
+async fn whoever_is_refused_is_not_counted_and_gives_back_the_time_to_live() {
+    //
+    let place = Place::new();
+    let node = place.node().await;
+    let mut order = order("p");
+    for number in 0..100 {
+        order.request.limits.memory_bytes = Some((256 << 20) + number * 4096);
+        assert!(node.claim(&order, node.plan(&order).unwrap()).is_none());
+    }
+    assert!(node.status().pool.is_empty(), "{:?}", node.status().pool);
+    create(&node, "p").await.unwrap();
+    ready(&node, 1).await;
+    order.request.limits.memory_bytes = None;
+    order.request.limits.ttl_ms = Some(Limits::MIN.ttl_ms);
+    let mut claim = node.claim(&order, node.plan(&order).unwrap()).unwrap();
+    let id = claim.id().clone();
+    claim.begin();
+    drop(claim);
+    tokio::time::sleep(Duration::from_millis(2 * Limits::MIN.ttl_ms)).await;
+    assert_eq!(node.claim(&order, node.plan(&order).unwrap()).unwrap().id(), &id, "it lives on");
+}
+
+#[tokio::test]
+async fn a_project_that_asks_for_many_kinds_leaves_others_theirs() {
+    //
+    let place = Place::new();
+    let node = place.node().await;
+    create(&node, "other").await.unwrap();
+    let mut order = order("many");
+    for number in 0..20 {
+        order.request.limits.memory_bytes = Some((256 << 20) + number * 4096);
+        let id = node::machine::fresh_id().unwrap();
+        node.create(&id, &order, None).await.unwrap();
+        node.stop(&id, EndReason::Stopped).await;
+    }
+    let kinds = node.status().pool;
+    assert_eq!(kinds.len(), 9, "{kinds:?}");
+    ready(&node, 1).await;
 }
 
 #[tokio::test]

@@ -98,7 +98,7 @@ impl Daytona {
     /// The directory cannot be made.
     pub fn new(account: Account, data: &Path) -> Result<Self, Error> {
         let home = data.join(NAME);
-        std::fs::create_dir_all(&home).map_err(|source| files::failed("make directory", &home, source))?;
+        std::fs::create_dir_all(&home).map_err(|source| files::failed("create directory", &home, source))?;
         let owner = owner(&home)?;
         let written = Written::open(home.join("sandboxes"))?;
         let terminals = Terminals::default();
@@ -138,7 +138,7 @@ impl Daytona {
         let mut pause = Pause::default();
         while !workspace.has_begun()? {
             if Instant::now() >= deadline {
-                return Err(Error::Deadline { what: "a workspace of Daytona", after: MADE_WITHIN });
+                return Err(Error::Deadline { what: "creating a Daytona workspace", after: MADE_WITHIN });
             }
             pause.take().await;
             match self.find(id).await {
@@ -186,7 +186,7 @@ impl Daytona {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                return Err(Error::Deadline { what: "the removal of a workspace", after: REMOVED_WITHIN });
+                return Err(Error::Deadline { what: "removing a Daytona workspace", after: REMOVED_WITHIN });
             }
             pause.take().await;
         }
@@ -226,7 +226,7 @@ impl Daytona {
 
     /// How process 1 ended, if it has within this time.
     async fn ended(&self, workspace: &Workspace, within: Duration) -> Result<Option<Exit>, Error> {
-        let words = format!("/.belljar/guest wait {}", within.as_millis());
+        let words = format!("/.bellglass/guest wait {}", within.as_millis());
         let Ran { code, said } = workspace.run(&self.shared.account, &words, within).await?;
         match (code, serde_json::from_str(&said)) {
             (NOT_YET, _) => Ok(None),
@@ -235,9 +235,9 @@ impl Daytona {
             (0, Ok(_)) => Ok(Some(Exit::Unknown)),
             // That it could not be asked says nothing of how it is.
             _ => Err(Error::Unavailable {
-                what: "Daytona's agent did not ask the guest how it is".into(),
-                why: format!("`{words}` exited {code}: {}", said.trim()),
-                fix: "See what else runs in the workspace.".into(),
+                what: "Daytona's agent could not query the guest".into(),
+                why: format!("`{words}` exited with {code}: {}", said.trim()),
+                fix: "Check which other processes run in the workspace.".into(),
             }),
         }
     }
@@ -245,11 +245,11 @@ impl Daytona {
     /// What a program of the guest says of a sandbox.
     async fn ask<T: serde::de::DeserializeOwned>(&self, id: &SandboxId, words: &str) -> Result<T, Error> {
         let workspace = self.find(id).await?.ok_or_else(|| Error::NotFound(id.clone()))?;
-        let words = format!("/.belljar/guest {words}");
+        let words = format!("/.bellglass/guest {words}");
         let Ran { said, .. } = workspace.run(&self.shared.account, &words, Duration::ZERO).await?;
         serde_json::from_str(&said).map_err(|error| Error::Impostor {
             id: id.clone(),
-            why: format!("`{words}` did not say what it was asked: {error}"),
+            why: format!("`{words}` returned invalid output: {error}"),
         })
     }
 }
@@ -282,10 +282,10 @@ impl Runtime for Daytona {
 
     async fn lacks(&self) -> Result<Vec<String>, Error> {
         Ok([
-            "a machine of your own: Daytona, and its agent, which is root beside the sandbox, can see all that is in it",
-            "images of strangers: programs of a template's image put up the walls, as root of the workspace; use those you have built",
-            "a user namespace: root inside, which no user code is, is root of the workspace",
-            "a disk: /workspace and the home directory are memory, and count as such",
+            "a machine of your own: Daytona and its agent, which runs as root in the same workspace, can see everything in the sandbox",
+            "support for untrusted images: programs from the template's image run as root of the workspace to set up the isolation; use images that you have built",
+            "a user namespace: root in the sandbox is root of the workspace, although user code never runs as root",
+            "a disk: /workspace and the home directory are in memory and count toward the memory limit",
         ]
         .map(str::to_owned)
         .to_vec())
@@ -294,8 +294,8 @@ impl Runtime for Daytona {
     async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
         if spec.profile != Profile::Run {
             return Err(Error::Unsupported {
-                what: "making a template",
-                why: "Daytona runs sandboxes and does not unpack or build layers; build it with an engine, or be root on Linux".into(),
+                what: "building a template",
+                why: "Daytona runs sandboxes but does not unpack or build layers; build the template with an engine, or as root on Linux".into(),
             });
         }
         container::check(&spec.limits)?;
@@ -312,12 +312,15 @@ impl Runtime for Daytona {
                 }
             }
         });
-        start.await.map_err(|source| Error::System { act: "finish a start".into(), source: source.into() })?
+        start.await.map_err(|source| Error::System {
+            act: "finish starting a sandbox".into(),
+            source: source.into(),
+        })?
     }
 
     async fn connect(&self, id: &SandboxId, within: Duration) -> Result<UnixStream, Error> {
         let deadline = Instant::now() + within;
-        let late = || Error::Deadline { what: "the guest's call", after: within };
+        let late = || Error::Deadline { what: "waiting for the guest to connect", after: within };
         match tokio::time::timeout_at(deadline, self.is_known(id)).await {
             Ok(true) => self.shared.written.take(id)?,
             Ok(false) => return Err(Error::NotFound(id.clone())),
@@ -352,7 +355,7 @@ impl Runtime for Daytona {
             && self.shared.written.is_made(id)
             && let Some(workspace) = self.find(id).await?.filter(Workspace::is_running)
         {
-            let words = format!("/.belljar/guest end {}", grace.as_millis());
+            let words = format!("/.bellglass/guest end {}", grace.as_millis());
             // Either it ended by itself, or it is removed now.
             let _ = workspace.run(&self.shared.account, &words, grace).await;
         }

@@ -6,6 +6,7 @@
 //! | [`facts`] | what an engine says that it can enforce |
 //! | [`container`] | what it is told of one sandbox |
 //! | [`image`] | root file systems, sealed with the guest in them |
+//! | [`known`] | which image a name of ours means |
 //! | [`channel`] | the channel: bytes through an exec |
 //! | [`posture`] | what process 1 says of itself, and what should be |
 //!
@@ -22,6 +23,7 @@ pub(crate) mod channel;
 pub(crate) mod container;
 mod facts;
 mod image;
+mod known;
 pub mod place;
 pub(crate) mod posture;
 
@@ -88,7 +90,7 @@ impl Engine {
     /// The directory cannot be made.
     pub fn new(place: Place, data: &std::path::Path) -> Result<Self, Error> {
         let home = data.join("engine");
-        std::fs::create_dir_all(&home).map_err(|source| files::failed("make directory", &home, source))?;
+        std::fs::create_dir_all(&home).map_err(|source| files::failed("create directory", &home, source))?;
         // One engine may serve both sockets: what is of one name is not of the other.
         let owner = format!("{}-{}", owner(&home)?, place.kind.name());
         let written = Written::open(home.join(place.kind.name()))?;
@@ -135,7 +137,7 @@ impl Engine {
     /// What the engine says of a sandbox's container, if there is one.
     async fn inspect(&self, id: &SandboxId) -> Result<Option<ContainerInspectResponse>, Error> {
         let found = self.docker().await?.inspect_container(&container::name(id), None).await;
-        unless_gone(found).map_err(|error| self.failed("look at a container", error))
+        unless_gone(found).map_err(|error| self.failed("inspect a container", error))
     }
 
     async fn state(&self, id: &SandboxId) -> Result<Option<ContainerState>, Error> {
@@ -147,7 +149,7 @@ impl Engine {
         facts.check(spec)?;
         let image = self.sealed(docker, &spec.image, &spec.guest).await?;
         let labels = container::labels(id, &self.shared.owner);
-        let body = container::body(spec, image, &self.dialect(facts)?, labels);
+        let body = container::body(spec, image, &self.dialect(facts, id)?, labels);
         // From here on the engine may have something of it.
         self.shared.written.make(id, &self.shared.place.address)?;
         let name = CreateContainerOptionsBuilder::new().name(&container::name(id)).build();
@@ -155,28 +157,35 @@ impl Engine {
             Ok(_) => {}
             // Of this name, but not of this data directory: nothing here is ours to remove.
             Err(error) if status(&error) == Some(CONFLICT) => return Err(Error::Exists(id.clone())),
-            Err(error) => return Err(self.failed("make a container", error)),
+            Err(error) => return Err(self.failed("create a container", error)),
         }
         let started = docker.start_container(&container::name(id), None).await;
         started.map_err(|error| self.failed("start a container", error))
     }
 
-    /// What this engine understands.
-    fn dialect(&self, facts: &Facts) -> Result<Dialect, Error> {
+    /// What this engine understands, for this sandbox.
+    fn dialect(&self, facts: &Facts, id: &SandboxId) -> Result<Dialect, Error> {
         if !facts.is_podman {
             return Ok(Dialect::Docker);
         }
         if !self.shared.place.is_local() {
             return Err(Error::Unsupported {
-                what: "the filter of system calls",
-                why: "Podman reads it from a file of its own machine, which is another one; use Docker there, or Belljar itself".into(),
+                what: "the system call filter",
+                why: "Podman reads the filter from a file on its own machine, which is not this machine; use Docker on that machine, or run Bellglass there".into(),
             });
         }
         let filter = self.shared.written.home().with_file_name("seccomp.json");
         // Starts go on beside each other, also of other processes.
         let draft = format!("{}-{:?}", std::process::id(), std::thread::current().id());
         files::replace_by(&filter, &seccomp::filter(Tier::Container).to_string(), &draft)?;
-        Ok(Dialect::Podman { filter })
+        // One for each: sandboxes with one file could watch it and talk by locks on it.
+        let hosts = match api::defence::is_off("X-20") {
+            true => self.shared.written.home().with_file_name("hosts"),
+            false => self.shared.written.directory(id).join("hosts"),
+        };
+        files::replace_by(&hosts, container::HOSTS, &draft)?;
+        files::set_mode(&hosts, 0o644)?;
+        Ok(Dialect::Podman { filter, hosts })
     }
 
     /// Removes the container, whatever it is doing, and then what is written down of it.
@@ -201,7 +210,7 @@ impl Engine {
                 Err(error) => return Err(self.failed("remove a container", error)),
             }
             if Instant::now() >= deadline {
-                return Err(Error::Deadline { what: "the removal of a container", after: REMOVED_WITHIN });
+                return Err(Error::Deadline { what: "removing a container", after: REMOVED_WITHIN });
             }
             tokio::time::sleep(AGAIN / 10).await;
         }
@@ -258,8 +267,7 @@ impl Runtime for Engine {
             // It is made where it is needed.
             return Ok(true);
         }
-        let found = self.docker().await?.inspect_image(image).await;
-        Ok(unless_gone(found).map_err(|error| self.failed("look for an image", error))?.is_some())
+        Ok(self.known(image).await?.is_some())
     }
 
     fn shares_limits(&self) -> bool {
@@ -277,9 +285,9 @@ impl Runtime for Engine {
     async fn start(&self, id: &SandboxId, spec: &Spec) -> Result<(), Error> {
         if spec.profile != Profile::Run {
             return Err(Error::Unsupported {
-                what: "making a template",
+                what: "building a template",
                 why: format!(
-                    "{} runs sandboxes and does not unpack or build layers; use `belljar build-sandbox`, or be root on Linux",
+                    "{} runs sandboxes but does not unpack or build layers; use `bellglass build-sandbox`, or run as root on Linux",
                     self.name()
                 ),
             });
@@ -298,12 +306,15 @@ impl Runtime for Engine {
                 }
             }
         });
-        start.await.map_err(|source| Error::System { act: "finish a start".into(), source: source.into() })?
+        start.await.map_err(|source| Error::System {
+            act: "finish starting a sandbox".into(),
+            source: source.into(),
+        })?
     }
 
     async fn connect(&self, id: &SandboxId, within: Duration) -> Result<UnixStream, Error> {
         let deadline = Instant::now() + within;
-        let late = || Error::Deadline { what: "the guest's call", after: within };
+        let late = || Error::Deadline { what: "waiting for the guest to connect", after: within };
         match tokio::time::timeout_at(deadline, self.is_known(id)).await {
             Ok(true) => self.shared.written.take(id)?,
             Ok(false) => return Err(Error::NotFound(id.clone())),
@@ -379,7 +390,9 @@ impl Runtime for Engine {
         let docker = self.docker().await?;
         let mut answers = std::pin::pin!(docker.stats(&container::name(id), Some(options)));
         let stats = match answers.next().await {
-            Some(stats) => stats.map_err(|error| self.failed("ask what a container uses", error))?,
+            Some(stats) => {
+                stats.map_err(|error| self.failed("report the resource usage of a container", error))?
+            }
             None => return Err(Error::Ended(id.clone())),
         };
         Ok(container::usage(&stats, &state))

@@ -27,6 +27,15 @@ pub(crate) fn write(path: &Path, content: &str) -> Result<(), Error> {
     fs::write(path, content).map_err(|source| failed("write", path, source))
 }
 
+/// Writes a new file that only its owner may read.
+pub(crate) fn write_private(path: &Path, content: &str) -> Result<(), Error> {
+    let mut options = fs::File::options();
+    let made =
+        std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), 0o600).open(path);
+    let written = made.and_then(|mut file| io::Write::write_all(&mut file, content.as_bytes()));
+    written.map_err(|source| failed("write", path, source))
+}
+
 /// Puts a whole new content in a file's place: a reader sees the old or the new one, never a part.
 pub(crate) fn replace(path: &Path, content: &str) -> Result<(), Error> {
     replace_by(path, content, "")
@@ -44,7 +53,7 @@ pub(crate) fn directory(path: &Path, mode: u32) -> Result<(), Error> {
     match DirBuilder::new().mode(mode).create(path) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(failed("make directory", path, error)),
+        Err(error) => return Err(failed("create directory", path, error)),
     }
     set_mode(path, mode)
 }
@@ -110,7 +119,7 @@ fn each(path: &Path, act: impl Fn(&Path, bool) -> Result<(), Error>) -> Result<(
     };
     for entry in entries {
         let entry = entry.map_err(|source| failed("list", path, source))?;
-        let kind = entry.file_type().map_err(|source| failed("look at", &entry.path(), source))?;
+        let kind = entry.file_type().map_err(|source| failed("inspect", &entry.path(), source))?;
         act(&entry.path(), kind.is_dir())?;
     }
     Ok(())

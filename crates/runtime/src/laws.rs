@@ -53,7 +53,7 @@ impl Fixture {
         // A fresh instance, because the law may have taken the sandbox over with another than this.
         drop(runtime);
         let stopped = (self.instance)().stop(&id, Duration::ZERO).await;
-        kept.and(stopped.map_err(|error| said("the stop afterwards", &error)))
+        kept.and(stopped.map_err(|error| said("the final stop", &error)))
     }
 }
 
@@ -107,7 +107,7 @@ pub async fn walls(fixture: &Fixture) -> Vec<Verdict> {
 async fn start_then_listed(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| match listed(runtime, id).await? {
         Some(Listed { owned: true, alive: true, .. }) => Ok(()),
-        other => Err(format!("after start the list says {other:?}")),
+        other => Err(format!("after start the list shows {other:?}")),
     };
     fixture.with_sandbox(law).await
 }
@@ -117,11 +117,11 @@ async fn second_start_is_exists_and_harms_nothing(fixture: &Fixture) -> Result<(
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         match runtime.start(id, &fixture.spec).await {
             Err(Error::Exists(named)) if named == *id => {}
-            other => return Err(format!("the second start said {other:?}")),
+            other => return Err(format!("the second start returned {other:?}")),
         }
         match listed(runtime, id).await? {
             Some(Listed { alive: true, .. }) => Ok(()),
-            other => Err(format!("after the second start the list says {other:?}")),
+            other => Err(format!("after the second start the list shows {other:?}")),
         }
     };
     fixture.with_sandbox(law).await
@@ -142,7 +142,7 @@ async fn stop_is_idempotent(fixture: &Fixture) -> Result<(), String> {
 /// A stop of a sandbox that never was is success.
 async fn stop_of_unknown_is_success(fixture: &Fixture) -> Result<(), String> {
     let stopped = (fixture.instance)().stop(&fixture.id()?, Duration::ZERO).await;
-    stopped.map_err(|error| said("the stop of an unknown sandbox", &error))
+    stopped.map_err(|error| said("stopping an unknown sandbox", &error))
 }
 
 /// A stopped sandbox is not listed, by its starter or by anybody else.
@@ -152,7 +152,7 @@ async fn after_stop_nothing_is_listed(fixture: &Fixture) -> Result<(), String> {
         let other = (fixture.instance)();
         match (listed(runtime, id).await?, listed(other.as_ref(), id).await?) {
             (None, None) => Ok(()),
-            seen => Err(format!("after stop the lists say {seen:?}")),
+            seen => Err(format!("after stop the lists show {seen:?}")),
         }
     };
     fixture.with_sandbox(law).await
@@ -163,15 +163,16 @@ async fn after_stop_nothing_is_listed(fixture: &Fixture) -> Result<(), String> {
 async fn wait_answers_after_the_end(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         if let Ok(early) = tokio::time::timeout(GLANCE, runtime.wait(id)).await {
-            return Err(format!("wait said {early:?} while process 1 lived"));
+            return Err(format!("wait returned {early:?} while process 1 was alive"));
         }
         let both = async { tokio::join!(runtime.wait(id), runtime.stop(id, Duration::ZERO)) };
-        let (exit, stopped) =
-            tokio::time::timeout(fixture.patience, both).await.map_err(|_| "wait went on after the end")?;
+        let (exit, stopped) = tokio::time::timeout(fixture.patience, both)
+            .await
+            .map_err(|_| "wait did not return after the sandbox was stopped")?;
         stopped.map_err(|error| said("stop", &error))?;
         match exit {
             Ok(Exit::Signaled(9) | Exit::Unknown) => Ok(()),
-            other => Err(format!("process 1 was killed, and wait said {other:?}")),
+            other => Err(format!("wait returned {other:?} after process 1 was killed")),
         }
     };
     fixture.with_sandbox(law).await
@@ -181,24 +182,24 @@ async fn wait_answers_after_the_end(fixture: &Fixture) -> Result<(), String> {
 async fn wait_of_unknown_is_not_found(fixture: &Fixture) -> Result<(), String> {
     match tokio::time::timeout(fixture.patience, (fixture.instance)().wait(&fixture.id()?)).await {
         Ok(Err(Error::NotFound(_))) => Ok(()),
-        other => Err(format!("wait for an unknown sandbox said {other:?}")),
+        other => Err(format!("wait for an unknown sandbox returned {other:?}")),
     }
 }
 
 /// A start that fails leaves nothing, and the id can be used.
 async fn a_failed_start_leaves_nothing(fixture: &Fixture) -> Result<(), String> {
     let (runtime, id) = ((fixture.instance)(), fixture.id()?);
-    let (layers, image) = (vec!["/nonexistent/layer".into()], "belljar/nonexistent:latest".into());
+    let (layers, image) = (vec!["/nonexistent/layer".into()], "bellglass/nonexistent:latest".into());
     let spec = Spec { layers, image, ..fixture.spec.clone() };
     if runtime.start(&id, &spec).await.is_ok() {
-        return Err("a start without its layer succeeded".into());
+        return Err("a sandbox started although its layer does not exist".into());
     }
     let left = listed(runtime.as_ref(), &id).await?;
     let again = runtime.start(&id, &fixture.spec).await;
     let stopped = runtime.stop(&id, Duration::ZERO).await;
     match (left, again, stopped) {
         (None, Ok(()), Ok(())) => Ok(()),
-        seen => Err(format!("listed, started again, stopped: {seen:?}")),
+        seen => Err(format!("after a failed start, the results of list, start and stop are {seen:?}")),
     }
 }
 
@@ -206,7 +207,10 @@ async fn a_failed_start_leaves_nothing(fixture: &Fixture) -> Result<(), String> 
 async fn an_id_can_be_used_again_after_stop(fixture: &Fixture) -> Result<(), String> {
     let law = async |runtime: &dyn Runtime, id: &SandboxId| {
         runtime.stop(id, Duration::ZERO).await.map_err(|error| said("stop", &error))?;
-        runtime.start(id, &fixture.spec).await.map_err(|error| said("the start after the stop", &error))
+        runtime
+            .start(id, &fixture.spec)
+            .await
+            .map_err(|error| said("starting the sandbox again after it was stopped", &error))
     };
     fixture.with_sandbox(law).await
 }
@@ -247,7 +251,7 @@ async fn a_new_instance_takes_over(fixture: &Fixture) -> Result<(), String> {
         drop(connected?);
         match listed(second.as_ref(), &id).await? {
             Some(Listed { alive: true, owned: false, .. }) => {}
-            other => return Err(format!("after the first instance went the list says {other:?}")),
+            other => return Err(format!("after the first instance was dropped the list shows {other:?}")),
         }
         let stream =
             second.connect(&id, fixture.patience).await.map_err(|error| said("the take-over", &error))?;
@@ -262,7 +266,7 @@ async fn a_new_instance_takes_over(fixture: &Fixture) -> Result<(), String> {
 async fn connect_to_unknown_is_not_found(fixture: &Fixture) -> Result<(), String> {
     match (fixture.instance)().connect(&fixture.id()?, fixture.patience).await {
         Err(Error::NotFound(_)) => Ok(()),
-        other => Err(format!("connect to an unknown sandbox said {other:?}")),
+        other => Err(format!("connect to an unknown sandbox returned {other:?}")),
     }
 }
 
@@ -279,12 +283,12 @@ async fn connect_ends_with_the_sandbox(fixture: &Fixture) -> Result<(), String> 
         let both = async { tokio::join!(waiting, stopping) };
         let (connected, stopped) = tokio::time::timeout(fixture.patience, both)
             .await
-            .map_err(|_| "connect went on after the end")?;
+            .map_err(|_| "connect did not return after the sandbox was stopped")?;
         drop(held);
         stopped.map_err(|error| said("stop", &error))?;
         match connected {
             Err(Error::Ended(_)) => Ok(()),
-            other => Err(format!("the sandbox was stopped, and connect said {other:?}")),
+            other => Err(format!("connect returned {other:?} after the sandbox was stopped")),
         }
     };
     fixture.with_sandbox(law).await
@@ -296,11 +300,11 @@ async fn usage_counts(fixture: &Fixture) -> Result<(), String> {
         let _stream = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;
         let usage = runtime.usage(id).await.map_err(|error| said("usage", &error))?;
         if usage.sandbox_memory_bytes == 0 || usage.cpu_us == 0 {
-            return Err(format!("a running sandbox uses {usage:?}"));
+            return Err(format!("the usage of a running sandbox is {usage:?}"));
         }
         match runtime.usage(&fixture.id()?).await {
             Err(Error::NotFound(_)) => Ok(()),
-            other => Err(format!("usage of an unknown sandbox said {other:?}")),
+            other => Err(format!("usage of an unknown sandbox returned {other:?}")),
         }
     };
     fixture.with_sandbox(law).await
@@ -312,7 +316,7 @@ async fn posture_has_no_differences(fixture: &Fixture) -> Result<(), String> {
         let _stream = runtime.connect(id, fixture.patience).await.map_err(|error| said("connect", &error))?;
         let (posture, differences) = runtime.posture(id).await.map_err(|error| said("posture", &error))?;
         if posture.uids.is_empty() || posture.namespaces.is_empty() || posture.descriptors.is_empty() {
-            return Err(format!("nothing was looked at: {posture:?}"));
+            return Err(format!("the posture is incomplete: {posture:?}"));
         }
         if differences.is_empty() { Ok(()) } else { Err(differences.join("; ")) }
     };
@@ -334,7 +338,11 @@ async fn limits_above_what_can_be_enforced_are_refused(fixture: &Fixture) -> Res
         let stopped = runtime.stop(&id, Duration::ZERO).await;
         match (started, left, stopped) {
             (Err(Error::Capacity { .. } | Error::Unsupported { .. }), None, Ok(())) => {}
-            seen => return Err(format!("with an absurd {name}: started, listed, stopped: {seen:?}")),
+            seen => {
+                return Err(format!(
+                    "with a far too large {name}, the results of start, list and stop are {seen:?}"
+                ));
+            }
         }
     }
     Ok(())
@@ -351,7 +359,7 @@ async fn is_open(mut stream: UnixStream) -> Result<(), String> {
     match tokio::time::timeout(GLANCE, stream.read(&mut bytes)).await {
         Err(_) => Ok(()),
         Ok(Ok(count)) if count > 0 && Hello::decode(&bytes).is_err() => Ok(()),
-        Ok(read) => Err(format!("after the greetings a read said {read:?} with {bytes:?}")),
+        Ok(read) => Err(format!("after the handshake a read returned {read:?} with {bytes:?}")),
     }
 }
 

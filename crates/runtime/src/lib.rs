@@ -9,6 +9,7 @@
 //! | [`engine`] | Docker and Podman, by the API that both serve |
 //! | [`daytona`] | workspaces of a Daytona account, behind walls that the guest puts up |
 //! | `sim` | a runtime in memory that isolates nothing, for tests; behind the feature of its name |
+//! | [`tables`] | what the machine's kernel has of processes and open files, and how much of it one sandbox may have |
 //! | [`laws`] | what every backend must keep, as a suite that runs on any of them |
 //!
 //! Invariants: everything a start acquires is written down before it is made, has a name derived from the sandbox
@@ -24,6 +25,7 @@ pub mod laws;
 pub mod oci;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod tables;
 mod written;
 
 use std::path::PathBuf;
@@ -77,7 +79,7 @@ pub enum Profile {
         target: PathBuf,
     },
     /// Runs one step of a recipe: code as root of the sandbox's own user namespace, with what installing packages takes, and a
-    /// writable root. What changes lies on the sandbox's disk and is bound read-only at `/.belljar/upper`.
+    /// writable root. What changes lies on the sandbox's disk and is bound read-only at `/.bellglass/upper`.
     Build,
 }
 
@@ -140,17 +142,26 @@ pub struct Listed {
     pub alive: bool,
 }
 
+/// The sandbox that uses too much of a kernel resource for which Linux has no limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Culprit {
+    /// Its name.
+    pub id: SandboxId,
+    /// What it used, for people.
+    pub what: String,
+}
+
 /// Why isolation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The id is in use.
-    #[error("sandbox {0} exists already")]
+    #[error("sandbox {0} already exists")]
     Exists(SandboxId),
     /// There is no such sandbox.
     #[error("there is no sandbox {0}")]
     NotFound(SandboxId),
     /// A limit or a part of the posture cannot be enforced on this machine.
-    #[error("{what} cannot be enforced here: {why}")]
+    #[error("{what} is not supported here: {why}")]
     Unsupported {
         /// The limit or part, by name.
         what: &'static str,
@@ -195,7 +206,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The dialler is not process 1, or does not speak the protocol.
-    #[error("the dialler of {id} was refused: {why}")]
+    #[error("rejected the guest of sandbox {id}: {why}")]
     Impostor {
         /// The sandbox.
         id: SandboxId,
@@ -206,7 +217,7 @@ pub enum Error {
     #[error("sandbox {0} has ended")]
     Ended(SandboxId),
     /// The wait reached its deadline.
-    #[error("{what} took longer than {after:?}")]
+    #[error("{what} timed out after {after:?}")]
     Deadline {
         /// What was waited for.
         what: &'static str,
@@ -298,8 +309,8 @@ pub trait Runtime: Send + Sync {
 
     /// Has all its processes stand still, with what they hold in memory. One that stands still already is fine.
     async fn pause(&self, _id: &SandboxId) -> Result<(), Error> {
-        let why = format!("{} has no way to do it", self.name());
-        Err(Error::Unsupported { what: "to pause a sandbox", why })
+        let why = format!("{} cannot pause sandboxes", self.name());
+        Err(Error::Unsupported { what: "pausing a sandbox", why })
     }
 
     /// Has them go on. One that does not stand still is fine.
@@ -312,6 +323,11 @@ pub trait Runtime: Send + Sync {
 
     /// What a sandbox uses now.
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error>;
+
+    /// The sandbox to end because it uses too much of a kernel resource that has no limit. Cheap while there is none.
+    async fn culprit(&self) -> Result<Option<Culprit>, Error> {
+        Ok(None)
+    }
 
     /// What can be seen from outside of the privileges of process 1 (of the user-space kernel that runs it),
     /// compared with what the tier promises. The differences, one line each; none is what a start wants.

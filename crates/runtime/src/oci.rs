@@ -6,9 +6,11 @@
 //! | [`start`], [`stop`] | the two verbs, as named steps |
 //! | [`record`] | what is written down before anything is made, and who has it in hand |
 //! | [`config`], [`seccomp`] | what the OCI runtime is told |
-//! | [`cgroup`], [`disk`], [`blank`], [`mounts`], [`owners`] | what is made around it |
+//! | [`cgroup`], [`disk`], [`blank`], [`mounts`], [`nodes`], [`owners`] | what is made around it |
 //! | [`channel`] | the socket that the guest dials |
 //! | [`posture`] | what can be seen of process 1, and what should be |
+//! | [`locks`] | who holds too many file locks, which Linux does not limit |
+//! | [`probe`] | what this kernel shows inside of a user namespace |
 //! | [`process`] | processes by descriptor, and commands |
 //!
 //! ```text
@@ -27,9 +29,12 @@ mod child;
 pub(crate) mod config;
 mod disk;
 pub mod flavor;
+mod locks;
 mod mounts;
+mod nodes;
 mod owners;
 mod posture;
+mod probe;
 mod process;
 pub mod record;
 pub(crate) mod seccomp;
@@ -54,6 +59,7 @@ pub use record::Dirs;
 use crate::hand::Lock;
 use crate::{Error, Exit, Listed, Runtime, Spec, Tier, Usage};
 use cgroup::Cgroups;
+use channel::Unmet;
 use process::Process;
 use record::Record;
 
@@ -133,16 +139,25 @@ impl Oci {
     }
 
     /// Takes a sandbox in hand and listens for it, where that was not done yet.
-    fn take(&self, id: &SandboxId, hand: &Hand, record: &Record) -> Result<(), Error> {
+    fn take(&self, id: &SandboxId, hand: &Hand, process: &Process, record: &Record) -> Result<(), Error> {
         let mut lock = locked(&hand.lock);
         if lock.is_none() {
             *lock = Some(self.dirs.take(id)?.ok_or_else(|| Error::System {
-                act: format!("take {id} in hand"),
-                source: std::io::Error::other("another living process has it"),
+                act: format!("take over sandbox {id}"),
+                source: std::io::Error::other("another running process owns the sandbox"),
             })?);
-            *locked(&hand.bound) = Some(channel::listen(&self.dirs.channel(id), record.base())?);
+            *locked(&hand.bound) = Some(self.listen_again(id, process, record)?);
         }
         Ok(())
+    }
+
+    /// Listens for a sandbox that another process started. A container of an earlier version has its channel on the host too.
+    fn listen_again(&self, id: &SandboxId, process: &Process, record: &Record) -> Result<StdListener, Error> {
+        let on_host = self.dirs.channel(id);
+        match self.flavor.tier {
+            Tier::Container if !on_host.exists() => channel::listen_inside(process, record.base()),
+            Tier::Container | Tier::UserKernel => channel::listen(&on_host, record.base()),
+        }
     }
 
     /// Accepts until process 1 has dialled and greeted. `refused` is why the last other dialler was sent away.
@@ -154,13 +169,14 @@ impl Oci {
         refused: &mut Option<String>,
     ) -> Result<UnixStream, Error> {
         loop {
-            let (mut stream, _) = listener
-                .accept()
-                .await
-                .map_err(|source| Error::System { act: format!("accept a dialler of {id}"), source })?;
-            let peer = stream
-                .peer_cred()
-                .map_err(|source| Error::System { act: format!("ask who dialled {id}"), source })?;
+            let (mut stream, _) = listener.accept().await.map_err(|source| Error::System {
+                act: format!("accept a connection from sandbox {id}"),
+                source,
+            })?;
+            let peer = stream.peer_cred().map_err(|source| Error::System {
+                act: format!("read the peer credentials of a connection from sandbox {id}"),
+                source,
+            })?;
             let in_cgroup = Cgroups::holds(id, peer.pid().unwrap_or(0))?;
             let expected = (process.identity.pid, record.base());
             *refused = channel::objection(peer, self.flavor.tier, expected, in_cgroup);
@@ -168,12 +184,17 @@ impl Oci {
                 continue;
             }
             let handout = self.cgroups.handout(id, self.flavor.tier)?;
-            // This one is process 1: what is wrong with its greeting now will be wrong when it dials again.
-            let greeted = channel::greet(&mut stream, &handout).await;
-            return match greeted {
-                Ok(()) => Ok(stream),
-                Err(why) => Err(Error::Impostor { id: id.clone(), why }),
-            };
+            let token = self.dirs.sandbox(id).join(channel::TOKEN);
+            match (channel::greet(&mut stream, &handout, &token).await, self.flavor.tier) {
+                (Ok(()), _) => return Ok(stream),
+                (Err(Unmet::Stranger(why)), _) | (Err(Unmet::Wrong(why)), Tier::UserKernel) => {
+                    *refused = Some(why);
+                }
+                // The kernel says that it is process 1: what is wrong with its greeting now will be wrong when it dials again.
+                (Err(Unmet::Wrong(why)), Tier::Container) => {
+                    return Err(Error::Impostor { id: id.clone(), why });
+                }
+            }
         }
     }
 }
@@ -202,9 +223,9 @@ impl Runtime for Oci {
     async fn connect(&self, id: &SandboxId, within: Duration) -> Result<UnixStream, Error> {
         let (hand, record) = self.hand(id)?;
         let process = locked(&hand.process).clone().ok_or_else(|| Error::Ended(id.clone()))?;
-        self.take(id, &hand, &record)?;
+        self.take(id, &hand, &process, &record)?;
         let deadline = Instant::now() + within;
-        let late = || Error::Deadline { what: "the guest's call", after: within };
+        let late = || Error::Deadline { what: "waiting for the guest to connect", after: within };
         let mut listener =
             tokio::time::timeout_at(deadline, hand.listener.lock()).await.map_err(|_| late())?;
         let bound = locked(&hand.bound).take();
@@ -273,6 +294,11 @@ impl Runtime for Oci {
         self.cgroups.usage(id, self.flavor.tier)
     }
 
+    async fn culprit(&self) -> Result<Option<crate::Culprit>, Error> {
+        let oci = self.clone();
+        blocking(move || oci.locks_culprit()).await
+    }
+
     async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error> {
         let (hand, record) = self.hand(id)?;
         let process = locked(&hand.process).clone().ok_or_else(|| Error::Ended(id.clone()))?;
@@ -292,5 +318,5 @@ async fn blocking<T: Send + 'static>(
     let asked = tracing::Span::current();
     tokio::task::spawn_blocking(move || asked.in_scope(work))
         .await
-        .map_err(|source| Error::System { act: "finish a blocking step".into(), source: source.into() })?
+        .map_err(|source| Error::System { act: "finish a blocking task".into(), source: source.into() })?
 }

@@ -108,7 +108,8 @@ impl Sim {
         if !self.process.is_gone() {
             return Ok(());
         }
-        let source = std::io::Error::other("another process has it: this one is gone");
+        let source =
+            std::io::Error::other("another process owns the machine, because this process has ended");
         Err(Error::System { act: format!("{act} on a simulated machine"), source })
     }
 
@@ -138,7 +139,7 @@ impl Sim {
         match task.await {
             Ok(Some(done)) => done,
             Ok(None) => pending().await,
-            Err(lost) => Err(Error::System { act: "finish a simulated step".into(), source: lost.into() }),
+            Err(lost) => Err(Error::System { act: "finish a simulated task".into(), source: lost.into() }),
         }
     }
 
@@ -148,7 +149,7 @@ impl Sim {
         let line = Arc::clone(&guest.line).acquire_owned().await.map_err(|_| Error::Ended(id.clone()))?;
         self.world.until_guests_dial().await;
         let (ours, theirs) = UnixStream::pair()
-            .map_err(|source| Error::System { act: format!("make a channel to {id}"), source })?;
+            .map_err(|source| Error::System { act: format!("create a channel to sandbox {id}"), source })?;
         let process = self.process.watch();
         tokio::spawn(async move {
             guest::serve(theirs, guest, process).await;
@@ -197,7 +198,7 @@ impl Runtime for Sim {
                 biased;
                 _ = guest.life.ended() => Err(Error::Ended(id.clone())),
                 dialled = tokio::time::timeout(within, self.dialled(id, Arc::clone(&guest))) => {
-                    dialled.unwrap_or(Err(Error::Deadline { what: "the guest's call", after: within }))
+                    dialled.unwrap_or(Err(Error::Deadline { what: "waiting for the guest to connect", after: within }))
                 }
             }
         })
@@ -242,12 +243,12 @@ impl Runtime for Sim {
     }
 
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
-        self.check("ask for usage")?;
+        self.check("read usage")?;
         self.world.see(id, |sandbox| sandbox.usage)
     }
 
     async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error> {
-        self.check("look at a posture")?;
+        self.check("read a posture")?;
         let is_alive = self.world.see(id, |sandbox| sandbox.is_alive())?;
         if !is_alive {
             return Err(Error::Ended(id.clone()));
@@ -264,7 +265,7 @@ fn refuse(spec: &Spec) -> Result<(), Error> {
         return Err(Error::System { act: format!("mount layer {}", layer.display()), source });
     }
     let checked = spec.limits.check();
-    checked.map_err(|refusal| Error::Capacity { what: "a sandbox of such limits", why: refusal.message })
+    checked.map_err(|refusal| Error::Capacity { what: "a sandbox with these limits", why: refusal.message })
 }
 
 /// What a failed start of a real runtime looks like.
@@ -272,7 +273,7 @@ fn broken_command(id: &SandboxId) -> Error {
     Error::Command {
         argv: format!("sim run {id}"),
         status: "exit status: 1".into(),
-        stderr: "a fault was asked for".into(),
+        stderr: "injected fault".into(),
     }
 }
 

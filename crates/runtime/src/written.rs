@@ -33,7 +33,8 @@ impl Written {
         &self.home
     }
 
-    fn directory(&self, id: &SandboxId) -> PathBuf {
+    /// What is written down of a sandbox.
+    pub fn directory(&self, id: &SandboxId) -> PathBuf {
         self.home.join(id.as_str())
     }
 
@@ -68,10 +69,12 @@ impl Written {
             let made = files::read_if_there(&self.directory(&id).join(MADE))?.unwrap_or_default();
             if !made.is_empty() && made != here {
                 return Err(Error::Unavailable {
-                    what: format!("{name} is another one than before"),
-                    why: format!("sandboxes of this machine are at {made}, and this is {here}"),
+                    what: format!("the address of {name} has changed"),
+                    why: format!(
+                        "sandboxes that this machine created are at {made}, but the configured address is now {here}"
+                    ),
                     fix: format!(
-                        "Set {variable} to {made}, or stop them there and remove {}.",
+                        "Set {variable} to {made}, or stop the sandboxes at that address and remove {}.",
                         self.home.display()
                     ),
                 });
@@ -117,8 +120,8 @@ impl Written {
             return Err(Error::NotFound(id.clone()));
         }
         let lock = hand::take(&directory.join("lock"))?.ok_or_else(|| Error::System {
-            act: format!("take {id} in hand"),
-            source: std::io::Error::other("another living process has it"),
+            act: format!("take over sandbox {id}"),
+            source: std::io::Error::other("another running process owns the sandbox"),
         })?;
         locks.insert(id.clone(), lock);
         Ok(())
@@ -130,7 +133,7 @@ impl Written {
         match std::fs::create_dir(&directory) {
             Ok(()) => self.take(id),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(Error::Exists(id.clone())),
-            Err(error) => Err(files::failed("make directory", &directory, error)),
+            Err(error) => Err(files::failed("create directory", &directory, error)),
         }
     }
 }
@@ -149,10 +152,7 @@ pub(crate) fn owner(home: &Path) -> Result<String, Error> {
     if let Some(text) = files::read_if_there(&path)? {
         return Ok(text);
     }
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| Error::System { act: "read random bytes".into(), source: error.into() })?;
-    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let text = random_name()?;
     // Of two that write at once, one is first, and both use its name.
     let fresh = home.join(format!("owner.{text}"));
     files::write(&fresh, &text)?;
@@ -163,4 +163,12 @@ pub(crate) fn owner(home: &Path) -> Result<String, Error> {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => files::read(&path),
         Err(error) => Err(files::failed("write", &path, error)),
     }
+}
+
+/// Sixteen hexadecimal digits that nobody can guess.
+pub(crate) fn random_name() -> Result<String, Error> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Error::System { act: "read random bytes".into(), source: error.into() })?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -34,7 +34,7 @@ pub struct Feed {
 
 /// Nobody reads any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("nobody reads this any more")]
+#[error("the reader has disconnected")]
 pub struct Unread;
 
 /// A body in which so many pieces may wait.

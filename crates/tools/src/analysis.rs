@@ -12,14 +12,14 @@ use crate::ran::Ran;
 
 /// Where code puts what it makes.
 pub const OUTPUT: &str = "/tmp/output";
-/// Files that one answer names (A5.04).
+/// Files that one answer names (requirement A5.04).
 pub const FILES_MAX: usize = 20;
-/// `content` must be smaller (A6.11).
+/// `content` must be smaller (requirement A6.11).
 pub const CONTENT_BYTES_MAX: usize = 5 << 20;
-/// What can be said of a path that is not for files (A6.10).
+/// What can be said of a path that is not for files (requirement A6.10).
 const INVALID_PATH: &str = "Invalid path: must be /tmp/* or /workspace/*";
 
-/// The instructions for a model (A6.17).
+/// The instructions for a model (requirement A6.17).
 pub const PROMPT: &str = include_str!("analysis.md");
 
 /// A call of one of the tools, checked.
@@ -72,7 +72,7 @@ pub struct Refused {
     hint: String,
 }
 
-/// What `sandbox_exec` answers (A6.04, A6.15).
+/// What `sandbox_exec` answers (requirements A6.04, A6.15).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Executed {
     exit_code: i32,
@@ -86,7 +86,7 @@ pub struct Executed {
     hint: String,
 }
 
-/// What `sandbox_write_file` answers (A6.09).
+/// What `sandbox_write_file` answers (requirement A6.09).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Written {
     success: bool,
@@ -95,7 +95,7 @@ pub struct Written {
     hint: &'static str,
 }
 
-/// What `sandbox_edit_file` answers (A6.12).
+/// What `sandbox_edit_file` answers (requirement A6.12).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Edited {
     success: bool,
@@ -219,24 +219,24 @@ pub fn asked(tool: &str, call: &Call) -> Result<Result<Asked, Refused>, Error> {
 }
 
 impl Refused {
-    /// The path is not one for files (A6.10).
+    /// The path is not one for files (requirement A6.10).
     pub fn path(file_path: &str) -> Self {
         Self::new(INVALID_PATH.into(), file_path, "Invalid path. Use /tmp/ or /workspace/ only.")
     }
 
-    /// There is too much to write (A6.11).
+    /// There is too much to write (requirement A6.11).
     fn too_large(file_path: &str, bytes: usize) -> Self {
         let error = format!("Content too large: {bytes} bytes (limit 5MB)");
         Self::new(error, file_path, "Content too large. Write less, or create the data with a script.")
     }
 
-    /// There is no text to look for (A6.14).
+    /// There is no text to look for (requirement A6.14).
     fn empty(file_path: &str) -> Self {
         let hint = "Edit failed - old_string is empty. Give the text to replace.";
         Self::new("old_string is empty".into(), file_path, hint)
     }
 
-    /// The text is there more than once (A6.13), or not at all (A6.14).
+    /// The text is there more than once (requirement A6.13), or not at all (requirement A6.14).
     pub fn occurrences(file_path: &str, count: usize) -> Self {
         match count {
             0 => Self::new(
@@ -252,13 +252,13 @@ impl Refused {
         }
     }
 
-    /// The file is no text (A6.14).
+    /// The file is no text (requirement A6.14).
     pub fn not_text(file_path: &str) -> Self {
         let hint = "Edit failed - the file is not text. Rewrite it with sandbox_write_file or with a script.";
         Self::new("File is not UTF-8 text".into(), file_path, hint)
     }
 
-    /// There is no such file (A6.14).
+    /// There is no such file (requirement A6.14).
     pub fn no_file(file_path: &str) -> Self {
         let hint = "Edit failed - file not found. Create it with sandbox_write_file.";
         Self::new("File not found".into(), file_path, hint)
@@ -280,13 +280,13 @@ impl Executed {
         let said = ran.said();
         let total = files.len() as u64;
         let hint = match (said.exit_code, total) {
-            // A6.06
+            // Requirement A6.06.
             (0, 1..) => format!(
                 "Code executed successfully. {total} output files created. Consider using 'complete' to present results."
             ),
-            // A6.07
+            // Requirement A6.07.
             (0, 0) => "Code executed but no outputs in /tmp/output/. Verify script saves results.".into(),
-            // A6.08
+            // Requirement A6.08.
             (_, _) => "Execution failed. Review stderr and use sandbox_edit_file to fix errors.".into(),
         };
         Self {
@@ -320,7 +320,7 @@ impl Edited {
     }
 }
 
-/// A path below one of the two places for files, without its dots; none for any other (A2.12).
+/// A path below one of the two places for files, without its dots; none for any other (requirement A2.12).
 fn placed(path: &str) -> Option<String> {
     if !path.starts_with('/') || path.contains('\0') || path.ends_with('/') {
         return None;
@@ -344,14 +344,14 @@ pub fn is_placed(plain: &str) -> bool {
     ["/tmp/", "/workspace/"].iter().any(|place| plain.len() > place.len() && plain.starts_with(place))
 }
 
-/// Whether a file of this name is kept: texts and pictures are, whatever else is there stays in the sandbox (A5.05).
+/// Whether a file of this name is kept: texts and pictures are, whatever else is there stays in the sandbox (requirement A5.05).
 pub fn is_kept(name: &str) -> bool {
     const TEXTS: [&str; 12] =
         ["csv", "tsv", "json", "jsonl", "ndjson", "txt", "log", "md", "html", "xml", "yaml", "yml"];
     is_picture(name) || ending(name).is_some_and(|ending| TEXTS.contains(&ending.as_str()))
 }
 
-/// Whether a file of this name is a picture that is shown (A5.06).
+/// Whether a file of this name is a picture that is shown (requirement A5.06).
 pub fn is_picture(name: &str) -> bool {
     ending(name).is_some_and(|ending| ["png", "jpg", "jpeg", "svg"].contains(&ending.as_str()))
 }

@@ -11,18 +11,18 @@ const REASONING_BYTES_MAX: usize = 64 << 10;
 pub struct Call {
     /// The arguments.
     pub arguments: Map<String, Value>,
-    /// Why the model calls, for people to read (A6.02).
+    /// Why the model calls, for people to read (requirement A6.02).
     pub reasoning_trace: Option<String>,
 }
 
 impl Call {
-    /// Reads a call of this tool: its arguments alone, or in the form `{"tool", "parameters", "reasoning_trace"}` (A6.02).
+    /// Reads a call of this tool: its arguments alone, or in the form `{"tool", "parameters", "reasoning_trace"}` (requirement A6.02).
     ///
     /// # Errors
     /// It is neither.
     pub fn read(tool: &str, body: Value) -> Result<Self, Error> {
         let Value::Object(mut body) = body else {
-            return Err(wrong("the arguments are not an object", "Send them as a JSON object."));
+            return Err(wrong("the arguments are not an object", "Send the arguments as a JSON object."));
         };
         let Some(parameters) = body.remove("parameters") else {
             return Ok(Self { arguments: body, reasoning_trace: None });
@@ -33,14 +33,21 @@ impl Call {
         match body.remove("tool") {
             None => {}
             Some(Value::String(named)) if named == tool => {}
-            Some(_) => return Err(wrong("`tool` is another one than the path names", "Name the same tool.")),
+            Some(_) => {
+                return Err(wrong(
+                    "`tool` differs from the tool in the path",
+                    "Name the same tool in `tool` and in the path.",
+                ));
+            }
         }
         let reasoning_trace = match body.remove("reasoning_trace") {
             None | Some(Value::Null) => None,
             Some(Value::String(text)) if text.len() <= REASONING_BYTES_MAX => Some(text),
             Some(_) => {
-                let most = format!("Send a text of at most {REASONING_BYTES_MAX} bytes, or leave it out.");
-                return Err(wrong("`reasoning_trace` is not a text, or too long", most));
+                let most = format!(
+                    "Send a string of at most {REASONING_BYTES_MAX} bytes, or omit `reasoning_trace`."
+                );
+                return Err(wrong("`reasoning_trace` is not a string, or is too long", most));
             }
         };
         only(&body, &[])?;
@@ -124,8 +131,8 @@ fn only(arguments: &Map<String, Value>, known: &[&str]) -> Result<(), Error> {
     let Some(other) = arguments.keys().find(|name| !known.contains(&name.as_str())) else { return Ok(()) };
     let shown: String = other.chars().take(100).collect();
     let fix = match known {
-        [] => "Leave it out.".to_owned(),
-        known => format!("Leave it out; there is {}.", known.join(", ")),
+        [] => "Omit this argument.".to_owned(),
+        known => format!("Omit this argument. The valid arguments are: {}.", known.join(", ")),
     };
     Err(wrong(format!("there is no argument `{shown}`"), fix))
 }
@@ -137,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_call_comes_as_its_arguments_or_in_an_envelope() {
-        // A6.02
+        // Requirement A6.02.
         let bare = Call::read("t", json!({"a": 1})).unwrap();
         assert_eq!((bare.arguments["a"].clone(), bare.reasoning_trace), (json!(1), None));
         let whole = json!({"tool": "t", "parameters": {"a": 1}, "reasoning_trace": "because"});

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// What an answer carries of one stream (A3.02).
+/// What an answer carries of one stream (requirement A3.02).
 pub const TEXT_BYTES_MAX: usize = 10_240;
 /// A character that was cut in two is left out, and may have so many bytes.
 const CHARACTER_BYTES_MAX: usize = 4;
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn what_fits_is_all_of_it() {
-        // A3.02
+        // Requirement A3.02.
         let text = "é".repeat(TEXT_BYTES_MAX / 2);
         let capture = of(text.as_bytes(), 7);
         assert_eq!(capture.beginning(), (text.clone(), false));
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_cut_between_characters_and_said_so() {
-        // A3.02: standard output keeps its beginning and standard error its end.
+        // Requirement A3.02: standard output keeps its beginning and standard error its end.
         let text = "☕".repeat(TEXT_BYTES_MAX);
         let capture = of(text.as_bytes(), 100);
         let (beginning, cut) = capture.beginning();
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_text_are_replaced() {
-        // A3.01
+        // Requirement A3.01.
         let capture = of(b"a\xffb", 1);
         assert_eq!(capture.beginning(), ("a\u{fffd}b".to_owned(), false));
         let (text, cut) = of(&[0xff; TEXT_BYTES_MAX], 999).beginning();

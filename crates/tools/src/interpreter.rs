@@ -12,25 +12,25 @@ use crate::ran::{Ran, megabytes};
 
 /// Where code runs and puts what it makes.
 pub const WORKSPACE: &str = "/workspace";
-/// What the code is called there (A5.07).
+/// What the code is called there (requirement A5.07).
 pub const SCRIPT: &str = "script.py";
-/// What its standard output is called (A5.07).
+/// What its standard output is called (requirement A5.07).
 pub const STDOUT: &str = "stdout.txt";
-/// Files that one answer tells of (A5.09).
+/// Files that one answer tells of (requirement A5.09).
 pub const FILES_MAX: usize = 10;
-/// A file that is larger stays in the folder and is not told of (A5.09).
+/// A file that is larger stays in the folder and is not told of (requirement A5.09).
 pub const FILE_BYTES_MAX: u64 = 10 << 20;
-/// A picture that is larger is not shown in the answer itself (A5.11).
+/// A picture that is larger is not shown in the answer itself (requirement A5.11).
 pub const PICTURE_BYTES_MAX: u64 = 5 << 20;
 /// Where [`HOOK`] is put: a directory that Python looks into when it starts.
-pub const HOOK_DIRECTORY: &str = "/tmp/.belljar";
-/// Saves the figures that are open when code ends (A5.12).
+pub const HOOK_DIRECTORY: &str = "/tmp/.bellglass";
+/// Saves the figures that are open when code ends (requirement A5.12).
 pub const HOOK: &str = include_str!("sitecustomize.py");
 
 /// The instructions for a model.
 pub const PROMPT: &str = include_str!("interpreter.md");
 
-/// What `execute_python_code` answers (A8.03).
+/// What `execute_python_code` answers (requirement A8.03).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Executed {
     success: bool,
@@ -47,7 +47,7 @@ pub struct Executed {
     stderr_truncated: bool,
 }
 
-/// A file that a run has made or changed (A8.04).
+/// A file that a run has made or changed (requirement A8.04).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct File {
     name: String,
@@ -59,7 +59,7 @@ pub struct File {
     base64: Option<String>,
 }
 
-/// The tool (A8.01, A8.02).
+/// The tool (requirements A8.01, A8.02).
 pub fn definitions(facts: &Facts) -> Vec<Definition> {
     let description = format!(
         "Execute Python code in a secure sandbox environment.\n\n\
@@ -105,12 +105,12 @@ pub fn asked(tool: &str, call: &Call) -> Result<String, Error> {
     Ok(code)
 }
 
-/// The folder of a session's files, as answers name it (A8.05).
+/// The folder of a session's files, as answers name it (requirement A8.05).
 pub fn output_dir(session: &SessionId) -> String {
     format!("data/files/{session}/output/code")
 }
 
-/// Whether a file of this name is told of (A5.08).
+/// Whether a file of this name is told of (requirement A5.08).
 pub fn is_collected(name: &str) -> bool {
     const ENDINGS: [&str; 9] = ["png", "jpg", "jpeg", "svg", "csv", "json", "txt", "html", "pdf"];
     let own = [SCRIPT, STDOUT].contains(&name);
@@ -150,7 +150,7 @@ impl Executed {
         }
     }
 
-    /// Nothing ran, and why (A8.07).
+    /// Nothing ran, and why (requirement A8.07).
     pub fn failed(session: &SessionId, error: &Error) -> Self {
         let known = [
             (ErrorCode::TierUnavailable, "No container runtime available"),
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_tool_is_published_as_it_was_written_down() {
-        // A8.01, A8.02
+        // Requirements A8.01, A8.02.
         let facts = Facts { timeout_seconds: 60, memory_bytes: 512 << 20 };
         let [tool] = &definitions(&facts)[..] else { panic!() };
         assert_eq!(
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn files_of_these_kinds_are_told_of() {
-        // A5.08
+        // Requirement A5.08.
         for name in ["a.png", "A.JPG", "b.jpeg", "c.SVG", "d/e.csv", "f.json", "g.txt", "h.html", "i.pdf"] {
             assert!(is_collected(name), "{name}");
         }
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn an_answer_has_all_its_fields() {
-        // A8.03, A8.04, A8.05
+        // Requirements A8.03, A8.04, A8.05.
         let session = SessionId::from_random([7; 16]);
         let artifact = SessionArtifact {
             name: "figure_1.png".into(),
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn what_fails_keeps_the_shape() {
-        // A8.07
+        // Requirement A8.07.
         let session = SessionId::from_random([7; 16]);
         let error = Error {
             code: ErrorCode::TierUnavailable,

@@ -197,11 +197,11 @@ impl Answer {
 pub enum StdioError {
     /// It never said the first word of the protocol, or said it wrongly.
     #[error(
-        "cannot begin to speak MCP on standard input and output; it is for a program that speaks it, not for a terminal"
+        "cannot start MCP on standard input and output; this command is for MCP clients, not for use in a terminal"
     )]
     Handshake(#[source] Box<ServerInitializeError>),
     /// The task that served it ended by itself.
-    #[error("cannot go on serving MCP on standard input and output")]
+    #[error("cannot continue to serve MCP on standard input and output")]
     Task(#[source] tokio::task::JoinError),
 }
 

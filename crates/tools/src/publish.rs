@@ -21,7 +21,7 @@ pub struct Definition {
     pub category: Category,
 }
 
-/// What a tool is for (A6.18).
+/// What a tool is for (requirement A6.18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
@@ -46,7 +46,7 @@ pub struct Facts {
 pub enum Format {
     /// Our own, with categories.
     #[default]
-    Belljar,
+    Bellglass,
     /// The `tools` of OpenAI's chat completions.
     Openai,
     /// The `tools` of Anthropic's messages.
@@ -73,7 +73,7 @@ pub fn definitions(set: ToolSet, facts: &Facts) -> Vec<Definition> {
 /// The tools of a set in this form.
 pub fn published(set: ToolSet, facts: &Facts, format: Format) -> Vec<Value> {
     let in_form = |tool: Definition| match format {
-        Format::Belljar => json!(tool),
+        Format::Bellglass => json!(tool),
         Format::Openai => json!({
             "type": "function",
             "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
@@ -119,7 +119,7 @@ mod tests {
                 (Format::Openai, "/function/parameters"),
                 (Format::Anthropic, "/input_schema"),
                 (Format::Mcp, "/inputSchema"),
-                (Format::Belljar, "/parameters"),
+                (Format::Bellglass, "/parameters"),
             ] {
                 let tools = published(set, &Facts::default(), format);
                 assert_eq!(tools.len(), own.len());
@@ -129,7 +129,7 @@ mod tests {
             }
             assert!(prompt(set).starts_with("## "));
         }
-        // A8.01
+        // Requirement A8.01.
         let tools = published(ToolSet::Interpreter, &Facts::default(), Format::Openai);
         assert_eq!(tools[0]["type"], "function");
         assert_eq!(tools[0]["function"]["name"], "execute_python_code");

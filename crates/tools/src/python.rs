@@ -10,13 +10,13 @@ use crate::capture::TEXT_BYTES_MAX;
 use crate::publish::{Category, Definition};
 use crate::ran::Ran;
 
-/// Where a script is written before it is run (A7.04).
+/// Where a script is written before it is run (requirement A7.04).
 pub const SCRIPT: &str = "/workspace/task.py";
 
-/// How a failed installation begins (A4.05).
+/// How a failed installation begins (requirement A4.05).
 const NOT_INSTALLED: &str = "Failed to install requirements: ";
 
-/// What is said where nothing isolates (A7.05).
+/// What is said where nothing isolates (requirement A7.05).
 const NO_BACKEND: &str =
     "Failed to initialize sandbox engine: Failed to initialize any sandbox backend (Daytona or Docker)";
 /// The codes of errors that whoever called can mend in the call.
@@ -39,7 +39,7 @@ pub enum Asked {
     Cleanup,
 }
 
-/// What `execute_python` answers: always these three, and flags where a stream was cut (A7.03, A3.02).
+/// What `execute_python` answers: always these three, and flags where a stream was cut (requirements A7.03, A3.02).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Executed {
     exit_code: i32,
@@ -51,7 +51,7 @@ pub struct Executed {
     stderr_truncated: bool,
 }
 
-/// What `cleanup_sandbox` answers (A7.08).
+/// What `cleanup_sandbox` answers (requirement A7.08).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CleanedUp {
     /// Whether nothing of it is left.
@@ -113,7 +113,7 @@ pub fn asked(tool: &str, call: &Call) -> Result<Asked, Error> {
     }
 }
 
-/// Code that can be run: there is some, and not too much (A3.07).
+/// Code that can be run: there is some, and not too much (requirement A3.07).
 pub(crate) fn checked_code(code: &str, name: &str) -> Result<String, Error> {
     if code.trim().is_empty() {
         return Err(wrong(format!("`{name}` is empty"), "Send the code to run."));
@@ -137,15 +137,16 @@ fn check_requirements(requirements: &[String]) -> Result<(), Error> {
         one.trim().is_empty() || one.len() > limits::REQUIREMENT_BYTES_MAX || one.contains('\n')
     };
     match requirements.iter().find(bad) {
-        Some(_) => {
-            Err(wrong("`requirements` has an entry that is empty or too long", "Name one package in each."))
-        }
+        Some(_) => Err(wrong(
+            "`requirements` has an entry that is empty or too long",
+            "Write exactly one package in each entry of `requirements`.",
+        )),
         None => Ok(()),
     }
 }
 
 impl Executed {
-    /// What came of a script, or of the installation before it, which alone has no output (A4.05).
+    /// What came of a script, or of the installation before it, which alone has no output (requirement A4.05).
     pub fn new(ran: &Ran) -> Self {
         let said = ran.said();
         Self {
@@ -157,7 +158,7 @@ impl Executed {
         }
     }
 
-    /// A failed installation: the script did not run (A4.05). Of a long complaint the end is kept, and always how it begins.
+    /// A failed installation: the script did not run (requirement A4.05). Of a long complaint the end is kept, and always how it begins.
     pub fn not_installed(ran: &Ran) -> Self {
         let Self { stderr, stderr_truncated, .. } = Self::new(ran);
         let complaint = stderr.strip_prefix(NOT_INSTALLED).unwrap_or(&stderr);
@@ -173,7 +174,7 @@ impl Executed {
         }
     }
 
-    /// It failed outside the script (A7.03): in the documented words where there is no backend (A7.05).
+    /// It failed outside the script (requirement A7.03): in the documented words where there is no backend (requirement A7.05).
     pub fn failed(error: &Error) -> Self {
         if error.code == ErrorCode::TierUnavailable {
             return Self::said(NO_BACKEND.into());
@@ -215,7 +216,7 @@ mod tests {
 
     #[test]
     fn there_are_two_tools_and_they_have_no_other_arguments() {
-        // A7.01, A7.02, A15.03
+        // Requirements A7.01, A7.02, A15.03.
         let names: Vec<_> = definitions().iter().map(|tool| tool.name).collect();
         assert_eq!(names, ["execute_python", "cleanup_sandbox"]);
         let asked = ask("execute_python", json!({"script": "1"})).unwrap();
@@ -238,7 +239,7 @@ mod tests {
 
     #[test]
     fn an_answer_has_three_keys_and_flags_only_where_something_was_cut() {
-        // A7.03, A3.02
+        // Requirements A7.03, A3.02.
         let mut ran = Ran { outcome: Outcome::Exited { code: 0 }, ..Ran::not_started("", 60.0, 1) };
         ran.stdout.push(b"42\n");
         let text = serde_json::to_string(&Executed::new(&ran)).unwrap();
@@ -250,7 +251,7 @@ mod tests {
 
     #[test]
     fn what_fails_before_the_script_has_the_same_shape() {
-        // A7.05
+        // Requirement A7.05.
         let none = Error { code: ErrorCode::TierUnavailable, ..wrong("No backend available", "x") };
         assert_eq!(
             serde_json::to_string(&Executed::failed(&none)).unwrap(),
@@ -259,11 +260,11 @@ mod tests {
         );
         let called_off = Error {
             code: ErrorCode::Conflict,
-            ..wrong("the call was cancelled before its turn came", "Call again.")
+            ..wrong("the call was cancelled while it was queued", "Call again.")
         };
         assert_eq!(
             Executed::failed(&called_off).stderr,
-            "Not executed: the call was cancelled before its turn came. Call again."
+            "Not executed: the call was cancelled while it was queued. Call again."
         );
         let lost = Error {
             code: ErrorCode::SandboxLost,
@@ -271,7 +272,7 @@ mod tests {
             ..wrong("it is gone", "Call again.")
         };
         assert_eq!(Executed::failed(&lost).stderr, "Execution failed: it is gone. Call again.");
-        // A4.05
+        // Requirement A4.05.
         let mut ran = Ran {
             outcome: Outcome::Exited { code: 1 },
             ..Ran::not_started("Failed to install requirements: no", 60.0, 1)

@@ -6,7 +6,7 @@ use api::exec::{LostCause, Outcome};
 
 use crate::capture::Capture;
 
-/// The exit code of a program that could not be started (A6.05).
+/// The exit code of a program that could not be started (requirement A6.05).
 pub const NOT_STARTED: i32 = 127;
 
 /// An exec that has ended.
@@ -61,7 +61,7 @@ impl Ran {
         let (stdout, stdout_truncated) = self.stdout.beginning();
         let (stderr, stderr_truncated) = self.stderr.ending(self.line().as_deref());
         let exit_code = match self.outcome {
-            // A2.05, in a tier where an overrun ends the sandbox too.
+            // Requirement A2.05, in a tier where an overrun ends the sandbox too.
             Outcome::SandboxLost { cause: LostCause::Oom } => Outcome::Oom.shell_code(),
             Outcome::Exited { .. }
             | Outcome::Signaled { .. }
@@ -79,21 +79,21 @@ impl Ran {
     fn line(&self) -> Option<String> {
         match &self.outcome {
             Outcome::Exited { .. } | Outcome::Signaled { .. } => None,
-            // A3.03
+            // Requirement A3.03.
             Outcome::Timeout => Some(format!("Execution timed out after {} seconds", self.timeout_seconds)),
-            // A2.05
+            // Requirement A2.05.
             Outcome::Oom => Some(format!("Memory limit of {} exceeded", megabytes(self.memory_bytes))),
             Outcome::SandboxLost { cause: LostCause::Oom } => Some(format!(
-                "Memory limit of {} exceeded, which ended the sandbox. Its files are gone; the next call starts a new one",
+                "Memory limit of {} exceeded, which ended the sandbox. The files of the sandbox are lost; the next call starts a new sandbox",
                 megabytes(self.memory_bytes)
             )),
-            Outcome::OutputLimit => Some("Execution ended: it wrote more than is allowed".into()),
+            Outcome::OutputLimit => Some("Execution ended: the output exceeded the limit".into()),
             Outcome::Cancelled => Some("Execution was cancelled".into()),
             Outcome::SandboxLost { .. } => Some(
-                "The sandbox ended during the execution. Its files are gone; the next call starts a new one"
+                "The sandbox ended during the execution. The files of the sandbox are lost; the next call starts a new sandbox"
                     .into(),
             ),
-            Outcome::Unknown => Some("How the execution ended is not known".into()),
+            Outcome::Unknown => Some("The outcome of the execution is not known".into()),
         }
     }
 }
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_time_limit_is_an_exit_with_124_that_says_so() {
-        // A3.03
+        // Requirement A3.03.
         let said = ran(Outcome::Timeout).said();
         assert_eq!((said.exit_code, said.stdout.as_str()), (124, "out"));
         assert_eq!(said.stderr, "err\nExecution timed out after 60 seconds\n");
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_memory_limit_is_an_exit_with_137_that_names_it() {
-        // A2.05
+        // Requirement A2.05.
         let said = ran(Outcome::Oom).said();
         assert_eq!((said.exit_code, said.stderr.as_str()), (137, "err\nMemory limit of 512MB exceeded\n"));
         let lost = ran(Outcome::SandboxLost { cause: LostCause::Oom }).said();

@@ -1,4 +1,6 @@
-"""Answers a question with Anthropic's messages. The model sees the pictures that its code draws; they are saved here.
+"""Answers a question with Anthropic's messages API. The model sees the pictures that its code draws.
+
+At the end, the pictures are saved in the current directory.
 
 python anthropic_loop.py "Plot the first 50 Fibonacci numbers. What do you see?"
 """
@@ -7,12 +9,12 @@ import sys
 from pathlib import Path
 
 from anthropic import Anthropic
-from belljar import Session
+from bellglass import Session
 
 MODEL = "claude-sonnet-5"
 TOKENS_MAX = 8192
 TURNS_MAX = 20
-"""A model that has not answered by then goes round in circles."""
+"""A model that has not answered after this many turns is probably not making progress."""
 
 
 def answer(question: str) -> str:
@@ -29,7 +31,7 @@ def answer(question: str) -> str:
                 for path in session.save_artifacts(Path.cwd()):
                     print(f"saved {path}", file=sys.stderr)
                 return "".join(block.text for block in message.content if block.type == "text")
-            # One message with a `tool_result` for each call; pictures are blocks of type `image` in it.
+            # The reply is one message with a `tool_result` for each call. Pictures are blocks of type `image` in it.
             messages.append(session.handle_anthropic(message))
     raise SystemExit(f"no answer after {TURNS_MAX} turns")
 

@@ -1,4 +1,4 @@
-"""Analyses CSV files: the model writes scripts, mends those that fail, and what they save is saved here.
+"""Analyses CSV files: the model writes scripts and fixes those that fail. The files that the scripts save are downloaded.
 
 python csv_analysis.py "Which region earns most? Plot it." results sales.csv regions.csv
 """
@@ -7,14 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-from belljar import Session
+from bellglass import Session
 from openai import OpenAI
 
 MODEL = "gpt-5.4"
 TURNS_MAX = 40
-"""Writing, running and mending are a turn each."""
+"""Writing, running and fixing a script take one turn each."""
 FAILURES_MAX = 5
-"""Runs that fail in a row, before a person should look at it."""
+"""After this many failed runs in a row, the program gives up so that a person can look at the problem."""
 CLOSING = """
 When the results are saved, answer in plain text: that completes the analysis.
 """
@@ -22,9 +22,9 @@ When the results are saved, answer in plain text: that completes the analysis.
 
 def analyse(question: str, results: Path, tables: list[Path]) -> str:
     with Session.create("analysis", timeout=120) as session:
-        # What it keeps can be had by this id, also when this program was killed.
+        # With this id, the session's files can be fetched even if this program is killed.
         print(f"session {session.id}", file=sys.stderr)
-        # They are in every sandbox of the session before anything runs.
+        # The datasets are in every sandbox of the session before anything runs.
         known = [session.add_dataset(table.stem, table) for table in tables]
         places = "\n".join(f"- {one['name']}: {one['path']} ({one['size_bytes']} bytes)" for one in known)
         answer = converse(session, f"{question}\n\nThe datasets:\n{places}")
@@ -46,12 +46,12 @@ def converse(session: Session, task: str) -> str:
         for answer in session.handle_openai(message):
             messages.append(answer)
             result = json.loads(answer["content"])
-            # Each result says in `hint` what to do next: after an error the model reads it, edits and runs again.
+            # The `hint` of each result names the next step. After an error, the model edits the script and runs it again.
             print(result.get("hint") or result, file=sys.stderr)
             if "exit_code" in result:
                 failures = [*failures, result["stderr"]] if result["exit_code"] else []
         if len(failures) >= FAILURES_MAX:
-            raise SystemExit(f"{len(failures)} runs failed in a row; the last one said:\n{failures[-1]}")
+            raise SystemExit(f"{len(failures)} runs failed in a row; the last error was:\n{failures[-1]}")
     raise SystemExit(f"no answer after {TURNS_MAX} turns")
 
 

@@ -1,4 +1,4 @@
-"""A LangChain agent whose tools are those of a session.
+"""A LangChain agent that uses the tools of a session.
 
 python langchain_agent.py "Which weekday was 29 February 2000?"
 """
@@ -7,24 +7,24 @@ import json
 import sys
 from typing import Any
 
-from belljar import BelljarError, Session
+from bellglass import BellglassError, Session
 from langchain.agents import create_agent
 from langchain_core.tools import StructuredTool, ToolException
 from langchain_openai import ChatOpenAI
 
 MODEL = "gpt-5.4"
 STEPS_MAX = 40
-"""LangGraph counts each answer of the model and each round of tools as a step."""
+"""LangGraph counts each response of the model and each round of tool calls as a step."""
 
 
 def tool(session: Session, definition: dict[str, Any]) -> StructuredTool:
-    """One tool of a session as LangChain wants it, with the schema as it is published."""
+    """Converts one tool of a session to a LangChain tool, with its published schema."""
 
     def call(**parameters: Any) -> str:
         try:
             return json.dumps(session.call_tool(definition["name"], parameters))
-        except BelljarError as error:
-            # Told to the model, not raised: most often it has got an argument wrong.
+        except BellglassError as error:
+            # LangChain reports a `ToolException` to the model. Usually one of the model's arguments is wrong.
             raise ToolException(str(error)) from error
 
     return StructuredTool(

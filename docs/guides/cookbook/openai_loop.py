@@ -1,16 +1,16 @@
-"""Answers a question with OpenAI's chat completions and a sandbox to compute in.
+"""Answers a question with OpenAI's chat completions. The model computes in a sandbox.
 
 python openai_loop.py "What is the sum of the first 1000 primes?"
 """
 
 import sys
 
-from belljar import Session
+from bellglass import Session
 from openai import OpenAI
 
 MODEL = "gpt-5.4"
 TURNS_MAX = 20
-"""A model that has not answered by then goes round in circles."""
+"""A model that has not answered after this many turns is probably not making progress."""
 
 
 def answer(question: str) -> str:
@@ -27,7 +27,7 @@ def answer(question: str) -> str:
             messages.append(message.model_dump(exclude_none=True))
             if not message.tool_calls:
                 return message.content or ""
-            # A script that fails is a result like any other: the model reads `stderr` and calls again.
+            # A failed script is not an exception but a normal result: the model reads `stderr` and calls the tool again.
             messages += session.handle_openai(message)
     raise SystemExit(f"no answer after {TURNS_MAX} turns")
 

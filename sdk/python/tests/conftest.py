@@ -1,6 +1,6 @@
-"""A real server to try things on, that can be killed and started again; and the two ways to call the package.
+"""Test fixtures: a real server that can be killed and restarted, and the two variants of the API.
 
-`BELLJAR_BINARY` names the server's program, `BELLJAR_TEST_DATA` a data directory whose templates are lent to it.
+`BELLGLASS_BINARY` is the server program. `BELLGLASS_TEST_DATA` is a data directory whose templates the server uses.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 import httpx
 import pytest
 
-import belljar
+import bellglass
 
 ROOT = Path(__file__).parents[3]
-BINARY = Path(os.environ.get("BELLJAR_BINARY", ROOT / "target/tried/belljar"))
-TEMPLATES = Path(os.environ.get("BELLJAR_TEST_DATA", "/var/tmp/belljar-test"))
-SMALL: belljar.Limits = {"memory_bytes": 128 << 20, "disk_bytes": 64 << 20, "disk_inodes": 1024, "tmp_bytes": 16 << 20}
+BINARY = Path(os.environ.get("BELLGLASS_BINARY", ROOT / "target/tried/bellglass"))
+TEMPLATES = Path(os.environ.get("BELLGLASS_TEST_DATA", "/var/tmp/bellglass-test"))
+SMALL: bellglass.Limits = {"memory_bytes": 128 << 20, "disk_bytes": 64 << 20, "disk_inodes": 1024, "tmp_bytes": 16 << 20}
 PLENTY = {
     "sandboxes": 2000,
     "memory_bytes": 1 << 50,
@@ -37,17 +37,17 @@ PLENTY = {
 
 
 class Server:
-    """A running server with a data directory of its own."""
+    """A running server with its own data directory."""
 
     scheme = "http"
 
     def __init__(self) -> None:
-        self.data = Path(tempfile.mkdtemp(prefix="belljar-sdk-"))
+        self.data = Path(tempfile.mkdtemp(prefix="bellglass-sdk-"))
         self.data.chmod(0o711)
         (self.data / "layers").mkdir(mode=0o711)
         shutil.copytree(TEMPLATES / "templates", self.data / "templates")
         for name in ("analysis", "python"):
-            # What `interpreter` has is enough for them, and takes minutes to build.
+            # The packages of `interpreter` are enough for them; building each takes minutes.
             text = (self.data / "templates" / "interpreter.json").read_text()
             (self.data / "templates" / f"{name}.json").write_text(text.replace('"interpreter"', f'"{name}"'))
         for layer in (TEMPLATES / "layers").iterdir():
@@ -70,19 +70,19 @@ class Server:
 
     @property
     def authority(self) -> Path | None:
-        """Whose certificates are to be trusted, where it speaks HTTPS."""
+        """The certificate authority to trust, if the server uses HTTPS."""
         return None
 
     def trust(self) -> ssl.SSLContext | bool:
-        """The same, for requests of the tests' own."""
+        """Return the trust settings for the tests' own requests."""
         return ssl.create_default_context(cafile=self.authority) if self.authority else True
 
     def options(self) -> list[str]:
-        """What it is started with besides."""
+        """Return additional server options."""
         return []
 
     def begin(self) -> None:
-        """Starts it, on the address it had before."""
+        """Start the server. After a restart it listens on the same address."""
         key = self.data / "first.key"
         words: list[str | Path] = [
             BINARY,
@@ -102,33 +102,33 @@ class Server:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")},
+                env={name: value for name, value in os.environ.items() if not name.startswith("BELLGLASS_")},
             )
         assert self._child.stdout is not None
         for line in self._child.stdout:
-            if line.startswith("belljar serves "):
+            if line.startswith("bellglass serves "):
                 self.address = line.strip().rpartition("/")[2]
                 return
         raise AssertionError((self.data / "serve.log").read_text())
 
     def kill(self) -> None:
-        """Kills it as by a power cut of its process. Its sandboxes go on."""
+        """Kill the server process without warning. Its sandboxes keep running."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()
 
     def restart(self, after: float = 0.5) -> None:
-        """Kills it and starts it again."""
+        """Kill the server and start it again."""
         self.kill()
         time.sleep(after)
         self.begin()
 
     def end(self) -> None:
-        """Ends its sandboxes and itself."""
-        client = belljar.Client(self.url, self.key, ca_file=str(self.authority) if self.authority else None)
+        """Stop the sandboxes and the server."""
+        client = bellglass.Client(self.url, self.key, ca_file=str(self.authority) if self.authority else None)
         for sandbox in client.sandboxes():
-            with contextlib.suppress(belljar.BelljarError):
-                belljar.Sandbox.connect(sandbox.id, client=client).stop()
+            with contextlib.suppress(bellglass.BellglassError):
+                bellglass.Sandbox.connect(sandbox.id, client=client).stop()
         if self._child is not None:
             self._child.terminate()
             self._child.wait(30)
@@ -136,21 +136,21 @@ class Server:
 
 
 class Way:
-    """One way to call the package: the cases are written once, as for an event loop."""
+    """One variant of the API, blocking or asynchronous. Test cases are written once, as coroutines."""
 
     def __init__(self, blocking: bool, server: Server) -> None:
         self.blocking, self.server = blocking, server
-        kind: Any = belljar.Client if blocking else belljar.AsyncClient
+        kind: Any = bellglass.Client if blocking else bellglass.AsyncClient
         self.client = kind(server.url, server.key, ca_file=str(server.authority) if server.authority else None)
-        self.Sandbox: Any = belljar.Sandbox if blocking else belljar.AsyncSandbox
-        self.Session: Any = belljar.Session if blocking else belljar.AsyncSession
+        self.Sandbox: Any = bellglass.Sandbox if blocking else bellglass.AsyncSandbox
+        self.Session: Any = bellglass.Session if blocking else bellglass.AsyncSession
 
     async def do(self, called: Any) -> Any:
-        """What a call gives, now that it was made."""
+        """Return the result of a blocking or asynchronous call."""
         return called if self.blocking else await called
 
     async def each(self, items: Any) -> AsyncIterator[Any]:
-        """The items of an iterator of either kind."""
+        """Iterate over a blocking or asynchronous iterator."""
         if self.blocking:
             for item in items:
                 yield item
@@ -160,7 +160,7 @@ class Way:
 
     @contextlib.asynccontextmanager
     async def sandbox(self, template: str = "base", **wanted: Any) -> AsyncIterator[Any]:
-        """A sandbox that is stopped at the end."""
+        """Create a sandbox that is stopped at the end."""
         if template == "base":
             wanted.setdefault("limits", SMALL)
         made = await self.do(self.Sandbox.create(template, client=self.client, **wanted))
@@ -179,7 +179,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """One that a test may kill."""
+    """A server that a test may kill."""
     running = Server()
     yield running
     running.end()
@@ -197,7 +197,7 @@ def own_way(request: pytest.FixtureRequest, own_server: Server) -> Way:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs a case that is a coroutine. Blocking calls in it block its loop, which has nothing else to do."""
+    """Run coroutine test cases. Blocking calls in them block the loop, which has nothing else to do."""
     case: Callable[..., Any] = pyfuncitem.obj
     if not asyncio.iscoroutinefunction(case):
         return None

@@ -1,4 +1,4 @@
-"""A way to a server that cuts connections: each carries so many bytes, and no more."""
+"""A proxy that breaks each connection after a limited number of bytes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 
 class Cutter:
-    """Passes connections on. One that has carried `bytes_max` bytes, both ways together, is cut."""
+    """Forwards connections, and closes each after `bytes_max` bytes, counted over both directions."""
 
     def __init__(self, address: str, bytes_max: int) -> None:
         host, _, port = address.partition(":")
         self._server, self._bytes_max = (host, int(port)), bytes_max
         self._listener = socket.create_server(("127.0.0.1", 0))
-        #: How many connections were cut.
+        #: Number of broken connections.
         self.cuts = 0
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -24,7 +24,7 @@ class Cutter:
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def close(self) -> None:
-        # A thread that accepts does not hear of a mere `close`.
+        # `close` alone does not wake a thread blocked in `accept`.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -56,7 +56,7 @@ class _Connection:
         for end in self._ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            # Open, it would still take bytes that nobody reads.
+            # If left open, it would still accept bytes that are never read.
             end.close()
 
 

@@ -1,4 +1,4 @@
-"""Code: results, errors, contexts, artifacts."""
+"""Tests of running code: results, errors, contexts and artifacts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands: what they write, how they end, what they are told."""
+"""Tests of commands: output, outcomes, input and signals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import Way
 
-import belljar
+import bellglass
 
 
 async def test_a_command_gives_its_output_and_its_exit_code(way: Way) -> None:
@@ -30,7 +30,7 @@ async def test_a_deadline_is_an_outcome_and_not_an_exception(way: Way) -> None:
     async with way.sandbox() as sandbox:
         result = await way.do(sandbox.commands.run("echo begun; sleep 60", timeout=0.5))
         assert (result.outcome.kind, result.exit_code, result.stdout) == ("timeout", 124, "begun\n")
-        with pytest.raises(belljar.DeadlineExceeded):
+        with pytest.raises(bellglass.DeadlineExceeded):
             result.check()
 
 
@@ -89,18 +89,18 @@ async def test_a_large_output_keeps_both_ends_and_counts_the_middle(way: Way) ->
 
 async def test_a_failure_is_an_exception_that_says_what_to_do(way: Way) -> None:
     async with way.sandbox() as sandbox:
-        with pytest.raises(belljar.SpawnFailed) as caught:
+        with pytest.raises(bellglass.SpawnFailed) as caught:
             await way.do(sandbox.commands.run(["pyhton3"]))
         error = caught.value
         assert (error.code, error.layer, error.ran, error.retryable) == ("spawn_failed", "user_code", "no", False)
         assert error.hint and str(error) == f"{error.message}\n{error.hint}"
-    with pytest.raises(belljar.SandboxLost):
+    with pytest.raises(bellglass.SandboxLost):
         await way.do(sandbox.commands.run("true"))
 
 
 async def test_a_sandbox_that_is_not_there_is_not_found(way: Way) -> None:
-    with pytest.raises(belljar.NotFound):
+    with pytest.raises(bellglass.NotFound):
         await way.do(way.Sandbox.connect("nobody", client=way.client))
     wrong: Any = type(way.client)(way.server.url, "wrong")
-    with pytest.raises(belljar.Unauthorized):
+    with pytest.raises(bellglass.Unauthorized):
         await way.do(wrong.sandboxes())

@@ -1,4 +1,4 @@
-"""Connections that are cut in the middle, again and again: everything arrives whole, and once."""
+"""Tests with repeatedly broken connections: all data arrives completely and only once."""
 
 from __future__ import annotations
 

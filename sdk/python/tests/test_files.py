@@ -1,4 +1,4 @@
-"""Files go in and out whole."""
+"""Tests that file transfers are complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import SMALL, Way
 
-import belljar
+import bellglass
 
 
 async def test_what_is_written_is_read(way: Way) -> None:
@@ -37,12 +37,12 @@ async def test_files_are_listed_moved_copied_edited_and_removed(way: Way) -> Non
         assert await way.do(files.read("three")) == "port = 8080"
         assert [one.path for one in await way.do(files.list("a", depth=2))] == ["/workspace/a/b", "/workspace/a/b/one"]
         assert await way.do(files.exists("a")) and not await way.do(files.exists("two"))
-        with pytest.raises(belljar.BelljarError):
+        with pytest.raises(bellglass.BellglassError):
             await way.do(files.remove("a"))
         assert await way.do(files.remove("a", all=True)) == 3
-        with pytest.raises(belljar.NotFound):
+        with pytest.raises(bellglass.NotFound):
             await way.do(files.read("a/b/one"))
-        with pytest.raises(belljar.InvalidRequest, match="is a directory"):
+        with pytest.raises(bellglass.InvalidRequest, match="is a directory"):
             await way.do(files.read("/workspace"))
 
 

@@ -1,4 +1,4 @@
-"""A server of the process's own: started on first use, gone with the process however that ends."""
+"""Tests of the local server, which starts on first use and stops when the process ends for any reason."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from conftest import BINARY, TEMPLATES
 
 USE = """
-import asyncio, belljar, os, sys
-belljar.local(binary=os.environ["TEST_BINARY"])
-sandbox = belljar.Sandbox.create(limits={"memory_bytes": 134217728, "disk_bytes": 67108864})
+import asyncio, bellglass, os, sys
+bellglass.local(binary=os.environ["TEST_BINARY"])
+sandbox = bellglass.Sandbox.create(limits={"memory_bytes": 134217728, "disk_bytes": 67108864})
 async def other():
-    again = await belljar.AsyncSandbox.connect(sandbox.id)
+    again = await bellglass.AsyncSandbox.connect(sandbox.id)
     return (await again.commands.run("echo inside")).stdout
-print(asyncio.run(other()).strip(), belljar.local().data, sandbox.id, flush=True)
+print(asyncio.run(other()).strip(), bellglass.local().data, sandbox.id, flush=True)
 child = os.fork()
 if child == 0:
     sandbox.commands.run("true").check()
@@ -30,8 +30,8 @@ print("still there", flush=True)
 
 
 def begun(then: str) -> tuple[subprocess.Popen[str], Path, str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")}
-    environment |= {"BELLJAR_DATA": str(TEMPLATES), "TEST_BINARY": str(BINARY)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BELLGLASS_")}
+    environment |= {"BELLGLASS_DATA": str(TEMPLATES), "TEST_BINARY": str(BINARY)}
     program = [sys.executable, "-c", USE + then]
     child = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdout is not None
@@ -41,7 +41,7 @@ def begun(then: str) -> tuple[subprocess.Popen[str], Path, str]:
 
 
 def gone(data: Path, sandbox: str) -> None:
-    """Waits until nothing is left of a server and its sandbox."""
+    """Wait until the server and its sandbox are gone."""
     until = time.monotonic() + 30
     while left := [line for line in processes() if str(data) in line or sandbox in line] or data.exists():
         assert time.monotonic() < until, left
@@ -60,7 +60,7 @@ def processes() -> list[str]:
 
 
 def test_it_ends_with_its_process_and_so_do_its_sandboxes() -> None:
-    # A child of its own that lives on does not keep it.
+    # A child process that keeps running does not keep the server alive.
     child, data, sandbox = begun("if os.fork() == 0: import time; os.close(1); time.sleep(20); os._exit(0)")
     assert child.wait(60) == 0
     gone(data, sandbox)
@@ -74,10 +74,10 @@ def test_it_ends_though_its_process_was_killed() -> None:
 
 
 def test_a_process_without_a_server_or_a_binary_gets_the_documented_result() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BELLGLASS_")}
     program = (
-        "import belljar.local_server as l; l.shutil.which = lambda name: None\n"
-        "from belljar import execute_python, cleanup_sandbox\n"
+        "import bellglass.local_server as l; l.shutil.which = lambda name: None\n"
+        "from bellglass import execute_python, cleanup_sandbox\n"
         "print(execute_python('print(1)'), cleanup_sandbox())"
     )
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""What needs no server: patience, errors, results, tool calls in messages."""
+"""Tests of logic that needs no server: retries, errors, results, and tool calls in messages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-import belljar
-from belljar import messages
-from belljar.errors import refused
-from belljar.link import escape
-from belljar.patience import PAUSE_MIN, Attempts, Patience, Trouble
-from belljar.pool import Wiring
-from belljar.transport import run
+import bellglass
+from bellglass import messages
+from bellglass.errors import refused
+from bellglass.link import escape
+from bellglass.patience import PAUSE_MIN, Attempts, Patience, Trouble
+from bellglass.pool import Wiring
+from bellglass.transport import run
 
 
 def test_pauses_grow_to_half_a_second_and_end_at_the_deadline() -> None:
@@ -37,9 +37,9 @@ def test_what_the_server_asks_for_is_waited_for_unless_it_is_too_long() -> None:
 
 def test_every_code_has_an_exception_and_an_unknown_one_is_no_accident() -> None:
     error = refused({"code": "quota_exceeded", "message": "full", "fix": "Stop one.", "retry": "safe", "ran": "no"})
-    assert isinstance(error, belljar.QuotaExceeded) and error.retryable and str(error) == "full\nStop one."
+    assert isinstance(error, bellglass.QuotaExceeded) and error.retryable and str(error) == "full\nStop one."
     assert refused({"code": "of_next_year", "message": "?"}).code == "of_next_year"
-    assert issubclass(belljar.DeadlineExceeded, TimeoutError) and issubclass(belljar.ConnectionFailed, ConnectionError)
+    assert issubclass(bellglass.DeadlineExceeded, TimeoutError) and issubclass(bellglass.ConnectionFailed, ConnectionError)
 
 
 def test_what_is_in_a_path_cannot_leave_its_place() -> None:
@@ -54,18 +54,18 @@ def test_no_proxy_leads_to_this_machine() -> None:
 
 def test_exit_codes_are_those_of_a_shell() -> None:
     kinds = [("exited", 3), ("timeout", 124), ("oom", 137), ("cancelled", 130), ("unknown", 125)]
-    assert [belljar.Outcome(kind, code=3).exit_code for kind, _ in kinds] == [code for _, code in kinds]
-    assert belljar.Outcome("signaled", signal=9).exit_code == 137
+    assert [bellglass.Outcome(kind, code=3).exit_code for kind, _ in kinds] == [code for _, code in kinds]
+    assert bellglass.Outcome("signaled", signal=9).exit_code == 137
 
 
 def test_both_kinds_of_class_offer_the_same() -> None:
     for name in ("Client", "Sandbox", "Commands", "Exec", "Files", "Contexts", "Terminal", "Terminals", "Session"):
-        blocking, loop = getattr(belljar, name), getattr(belljar, f"Async{name}")
+        blocking, loop = getattr(bellglass, name), getattr(bellglass, f"Async{name}")
         offered = {one for one in dir(blocking) if not one.startswith("_")}
         wanted = {one for one in dir(loop) if not one.startswith("_")} - {"open"}
         assert wanted <= offered, (name, wanted - offered)
-    assert "timeout" in inspect.signature(belljar.Sandbox.run_code).parameters
-    assert belljar.Files.read.__doc__ == belljar.AsyncFiles.read.__doc__
+    assert "timeout" in inspect.signature(bellglass.Sandbox.run_code).parameters
+    assert bellglass.Files.read.__doc__ == bellglass.AsyncFiles.read.__doc__
 
 
 def test_a_blocking_call_that_would_wait_for_a_loop_says_so() -> None:

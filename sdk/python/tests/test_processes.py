@@ -1,4 +1,4 @@
-"""Many threads, children after `fork`, many event loops, many sandboxes: connections are neither shared nor piled up."""
+"""Tests with many threads, forked children, event loops and sandboxes: connections are neither shared nor leaked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import SMALL, Server
 
-import belljar
+import bellglass
 
 
 def descriptors() -> int:
@@ -21,8 +21,8 @@ def descriptors() -> int:
 
 
 def test_a_child_after_fork_uses_connections_of_its_own(server: Server) -> None:
-    client = belljar.Client(server.url, server.key)
-    with belljar.Sandbox.create(client=client, limits=SMALL) as sandbox:
+    client = bellglass.Client(server.url, server.key)
+    with bellglass.Sandbox.create(client=client, limits=SMALL) as sandbox:
         sandbox.commands.run("true")
         children = []
         for number in range(4):
@@ -37,7 +37,7 @@ def test_a_child_after_fork_uses_connections_of_its_own(server: Server) -> None:
 
 
 def test_an_event_loop_in_a_child_after_fork_works(server: Server) -> None:
-    client = belljar.AsyncClient(server.url, server.key)
+    client = bellglass.AsyncClient(server.url, server.key)
 
     async def look() -> int:
         return len(await client.sandboxes(ended=True))
@@ -52,16 +52,16 @@ def test_an_event_loop_in_a_child_after_fork_works(server: Server) -> None:
 
 
 def test_many_threads_share_one_client(server: Server) -> None:
-    client = belljar.Client(server.url, server.key)
-    with belljar.Sandbox.create(client=client, limits=SMALL) as sandbox:
+    client = bellglass.Client(server.url, server.key)
+    with bellglass.Sandbox.create(client=client, limits=SMALL) as sandbox:
         with ThreadPoolExecutor(32) as threads:
             said = list(threads.map(lambda number: sandbox.commands.run(f"echo {number}").stdout, range(200)))
         assert said == [f"{number}\n" for number in range(200)]
 
 
 def test_streams_in_any_number_never_keep_a_short_request_from_being_sent(server: Server) -> None:
-    client = belljar.Client(server.url, server.key, streams_max=4)
-    with belljar.Sandbox.create(client=client, limits=SMALL) as sandbox:
+    client = bellglass.Client(server.url, server.key, streams_max=4)
+    with bellglass.Sandbox.create(client=client, limits=SMALL) as sandbox:
         started = [sandbox.commands.start("echo here; sleep 60") for _ in range(4)]
         readers = [one.chunks() for one in started]
         assert [next(reader).data for reader in readers] == [b"here\n"] * 4
@@ -78,19 +78,19 @@ def test_twenty_sandboxes_on_one_event_loop_leave_no_descriptor_open(server: Ser
 @pytest.mark.thousand
 @pytest.mark.timeout(3600)
 def test_a_thousand_sandboxes_on_one_event_loop_keep_descriptors_flat(server: Server) -> None:
-    # Each is given 64 MiB of disk: a machine with less than 70 GiB free says how many it has room for.
-    asyncio.run(_many(server, int(os.environ.get("BELLJAR_TEST_MANY", "1000")), at_once=50))
+    # Each gets 64 MiB of disk; with less than 70 GiB free, the machine reports how many sandboxes fit.
+    asyncio.run(_many(server, int(os.environ.get("BELLGLASS_TEST_MANY", "1000")), at_once=50))
 
 
 async def _many(server: Server, count: int, at_once: int) -> None:
-    limits: belljar.Limits = {**SMALL, "memory_bytes": 32 << 20, "tmp_bytes": 4 << 20, "pids": 16}
+    limits: bellglass.Limits = {**SMALL, "memory_bytes": 32 << 20, "tmp_bytes": 4 << 20, "pids": 16}
     before, most = descriptors(), 0
-    async with belljar.AsyncClient(server.url, server.key, streams_max=64) as client:
+    async with bellglass.AsyncClient(server.url, server.key, streams_max=64) as client:
         places = asyncio.Semaphore(at_once)
 
-        async def made() -> belljar.AsyncSandbox:
+        async def made() -> bellglass.AsyncSandbox:
             async with places:
-                return await belljar.AsyncSandbox.create(client=client, limits=limits, idle=3600)
+                return await bellglass.AsyncSandbox.create(client=client, limits=limits, idle=3600)
 
         sandboxes = await asyncio.gather(*(made() for _ in range(count)))
         runs = asyncio.gather(*(one.commands.run(["echo", one.id], timeout=600) for one in sandboxes))
@@ -106,8 +106,8 @@ async def _many(server: Server, count: int, at_once: int) -> None:
 
 def test_a_cancelled_task_ends_its_run(server: Server) -> None:
     async def case() -> str:
-        client = belljar.AsyncClient(server.url, server.key)
-        async with await belljar.AsyncSandbox.create(client=client, limits=SMALL) as sandbox:
+        client = bellglass.AsyncClient(server.url, server.key)
+        async with await bellglass.AsyncSandbox.create(client=client, limits=SMALL) as sandbox:
             begun = asyncio.Event()
             running = asyncio.create_task(
                 sandbox.commands.run("echo on; sleep 600", on_stdout=lambda _: begun.set(), timeout=None)
@@ -124,8 +124,8 @@ def test_a_cancelled_task_ends_its_run(server: Server) -> None:
 
 def test_an_event_loop_goes_on_while_a_command_runs(server: Server) -> None:
     async def case() -> tuple[float, float]:
-        client = belljar.AsyncClient(server.url, server.key)
-        async with await belljar.AsyncSandbox.create(client=client, limits=SMALL) as sandbox:
+        client = bellglass.AsyncClient(server.url, server.key)
+        async with await bellglass.AsyncSandbox.create(client=client, limits=SMALL) as sandbox:
             began = time.monotonic()
             running = asyncio.create_task(sandbox.commands.run("sleep 1"))
             longest = last = 0.0
@@ -140,6 +140,6 @@ def test_an_event_loop_goes_on_while_a_command_runs(server: Server) -> None:
 
 
 def test_an_error_crosses_processes_whole() -> None:
-    error = belljar.NotFound("there is none", code="not_found", hint="Look again.", ran="no")
+    error = bellglass.NotFound("there is none", code="not_found", hint="Look again.", ran="no")
     again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), again.code, again.ran) == (belljar.NotFound, str(error), "not_found", "no")
+    assert (type(again), str(again), again.code, again.ran) == (bellglass.NotFound, str(error), "not_found", "no")

@@ -1,4 +1,4 @@
-"""The examples of the README are true."""
+"""Tests that the README examples work."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_runs(example: str, server: Server, tmp_path: Path) -> None:
-    environment = {**os.environ, "BELLJAR_SERVER": server.url, "BELLJAR_KEY": server.key}
+    environment = {**os.environ, "BELLGLASS_SERVER": server.url, "BELLGLASS_API_KEY": server.key}
     subprocess.run([sys.executable, "-c", example], env=environment, cwd=tmp_path, check=True, timeout=100)

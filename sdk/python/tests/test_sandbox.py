@@ -1,4 +1,4 @@
-"""Sandboxes as a whole: made, found, looked at, reached, ended."""
+"""Tests of the sandbox lifecycle: create, find, inspect, connect to ports, stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import httpx
 import pytest
 from conftest import SMALL, Way
 
-import belljar
+import bellglass
 
 
 async def test_a_sandbox_is_made_as_wanted_and_found_by_its_name(way: Way) -> None:
@@ -20,7 +20,7 @@ async def test_a_sandbox_is_made_as_wanted_and_found_by_its_name(way: Way) -> No
         assert info.limits["memory_bytes"] == SMALL.get("memory_bytes")
         assert (await way.do(found.set_idle(90))).idle_ms == 90_000
         assert (await way.do(found.renew())).idle_ms == 90_000
-        # One that was ready and has run nothing uses nothing.
+        # A pre-warmed sandbox that has run nothing uses no memory.
         await way.do(sandbox.commands.start(["sleep", "60"]))
         assert (await way.do(found.usage())).memory_bytes > 0
         assert sandbox.id in [one.id for one in await way.do(way.client.sandboxes())]
@@ -40,9 +40,9 @@ async def test_a_context_manager_stops_it(way: Way) -> None:
 
 
 async def test_a_mistake_is_refused_before_anything_is_made(way: Way) -> None:
-    with pytest.raises(belljar.InvalidRequest):
+    with pytest.raises(bellglass.InvalidRequest):
         await way.do(way.Sandbox.create(client=way.client, limits={"memory_bytes": 1 << 60}))
-    with pytest.raises(belljar.NotFound):
+    with pytest.raises(bellglass.NotFound):
         await way.do(way.Sandbox.create("nothing-like-it", client=way.client))
 
 
@@ -74,12 +74,12 @@ async def test_datasets_are_there_before_anything_runs(way: Way) -> None:
 async def test_an_address_or_a_key_that_is_none_is_refused_before_anything_is_sent(way: Way) -> None:
     kind = type(way.client)
     for url, key in (("ftp://a", "k"), ("localhost:1", "k"), ("http://a?x=1", "k"), (way.server.url, "new\nline")):
-        with pytest.raises(belljar.InvalidRequest):
+        with pytest.raises(bellglass.InvalidRequest):
             kind(url, key)
 
 
 async def test_a_server_that_is_not_there_is_said_to_be(way: Way) -> None:
-    client = type(way.client)("http://127.0.0.1:1", "k", patience=belljar.Patience(connection=0.1))
-    with pytest.raises(belljar.ConnectionFailed) as caught:
+    client = type(way.client)("http://127.0.0.1:1", "k", patience=bellglass.Patience(connection=0.1))
+    with pytest.raises(bellglass.ConnectionFailed) as caught:
         await way.do(client.health())
     assert (caught.value.ran, caught.value.retryable) == ("no", True)

@@ -1,4 +1,4 @@
-"""Sessions and tools."""
+"""Tests of sessions and tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from conftest import Server, Way
 
-import belljar
+import bellglass
 
 
 async def test_a_tool_is_called_and_files_stay(way: Way) -> None:
@@ -74,8 +74,8 @@ async def test_tools_and_the_prompt_are_those_of_the_set(way: Way) -> None:
 
 
 async def test_events_tell_of_a_run_until_the_session_ends(way: Way) -> None:
-    session: Any = belljar.Session.create(
-        "python", client=belljar.Client(way.server.url, way.server.key), template="interpreter"
+    session: Any = bellglass.Session.create(
+        "python", client=bellglass.Client(way.server.url, way.server.key), template="interpreter"
     )
     with ThreadPoolExecutor(1) as thread:
         kinds = thread.submit(lambda: [event["type"] for event in session.events()])
@@ -88,7 +88,7 @@ async def test_events_tell_of_a_run_until_the_session_ends(way: Way) -> None:
 
 PROGRAM = """
 from concurrent.futures import ThreadPoolExecutor
-from belljar import cleanup_sandbox, execute_python
+from bellglass import cleanup_sandbox, execute_python
 with ThreadPoolExecutor(8) as threads:
     said = list(threads.map(lambda n: execute_python(f"print({n})"), range(16)))
 assert said == [{"exit_code": 0, "stdout": f"{n}\\n", "stderr": ""} for n in range(16)], said
@@ -97,7 +97,7 @@ assert set(failed) == {"exit_code", "stdout", "stderr"} and failed["exit_code"] 
 assert failed["stdout"] == "Before error\\n" and failed["stderr"].endswith("ValueError: Test error\\n")
 assert execute_python("print('x' * 20000)").get("stdout_truncated") is True
 assert cleanup_sandbox() is True and execute_python("print(2)")["stdout"] == "2\\n"
-from belljar import python_set
+from bellglass import python_set
 python_set._session.made.end()
 assert execute_python("print(3)") == {"exit_code": 0, "stdout": "3\\n", "stderr": ""}, "an ended session is replaced"
 print("all well")
@@ -105,7 +105,7 @@ print("all well")
 
 
 def test_the_two_functions_work_from_many_threads(server: Server) -> None:
-    environment = {"BELLJAR_SERVER": server.url, "BELLJAR_KEY": server.key, "PATH": "/usr/bin:/bin"}
+    environment = {"BELLGLASS_SERVER": server.url, "BELLGLASS_API_KEY": server.key, "PATH": "/usr/bin:/bin"}
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=150, check=False
     )

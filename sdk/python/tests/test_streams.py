@@ -1,4 +1,4 @@
-"""Streams go on over a server that is killed and started again: each byte once."""
+"""Tests that streams resume after the server is killed and restarted, and that each byte arrives once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 from conftest import Way
 
-import belljar
+import bellglass
 
 COUNT = "i=0; while [ $i -lt {count} ]; do echo line $i; echo $i >&2; i=$((i+1)); [ $((i % 50)) = 0 ] && sleep 0.05; done"
 
 
 @contextlib.contextmanager
 def restarting(way: Way, times: int) -> Iterator[None]:
-    """Kills the server and starts it again, some times over, while something is read."""
+    """Kill and restart the server `times` times while the test reads a stream."""
 
     def work() -> None:
         for _ in range(times):
@@ -67,7 +67,7 @@ async def test_a_run_of_code_survives_a_killed_server(own_way: Way) -> None:
 async def test_a_terminal_survives_a_killed_server_and_each_key_arrives_once(own_way: Way) -> None:
     way = own_way
     async with way.sandbox() as sandbox:
-        # Without echo: what is shown is what the program was given.
+        # Without echo, only the program's own output is shown.
         terminal = await way.do(sandbox.pty.create(["sh", "-c", "stty -echo; echo on; exec cat"]))
         await way.do(terminal.read_until("on\r\n"))
         shown = ""
@@ -98,12 +98,12 @@ async def test_patience_ends(own_way: Way) -> None:
     way = own_way
     made = await way.do(way.Sandbox.create(client=way.client))
     way.server.kill()
-    client = type(way.client)(way.server.url, way.server.key, patience=belljar.Patience(connection=1))
+    client = type(way.client)(way.server.url, way.server.key, patience=bellglass.Patience(connection=1))
     began = time.monotonic()
     try:
         await way.do(way.Sandbox.connect(made.id, client=client))
         raise AssertionError("nobody is there")
-    except belljar.ConnectionFailed:
+    except bellglass.ConnectionFailed:
         assert time.monotonic() - began < 3
     way.server.begin()
     await way.do(made.stop())

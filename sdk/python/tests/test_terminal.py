@@ -1,4 +1,4 @@
-"""Terminals: typed, read, resized, left and found again."""
+"""Tests of terminals: type, read, resize, detach and reattach."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 from conftest import Server, Way
 
-import belljar
+import bellglass
 
 
 async def test_what_is_typed_runs_and_is_shown(way: Way) -> None:
@@ -45,11 +45,11 @@ async def test_a_long_paste_arrives_whole_while_it_is_read(way: Way) -> None:
 
 def test_one_thread_types_while_another_reads(server: Server) -> None:
     way = Way(True, server)
-    with belljar.Sandbox.create(client=way.client) as sandbox:
+    with bellglass.Sandbox.create(client=way.client) as sandbox:
         terminal = sandbox.pty.create(["cat"])
         typing = threading.Thread(target=lambda: [terminal.write(f"{number}\r") for number in range(300)])
         typing.start()
-        # Each line comes twice, from the terminal and from `cat`, in whatever order with the others.
+        # Each line arrives twice, from the terminal and from `cat`, in any order with the others.
         seen = ""
         while seen.count("299\r\n") < 2:
             more = terminal.read_until("\n")

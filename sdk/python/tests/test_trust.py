@@ -1,4 +1,4 @@
-"""HTTPS: a server is trusted when the authority that is named signed its certificate, and not otherwise."""
+"""Tests of HTTPS: a server is trusted only if the configured authority signed its certificate."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from conftest import SMALL, Server, Way
 
-import belljar
+import bellglass
 
 
 class TrustedServer(Server):
-    """A server that speaks HTTPS, with a certificate that it signed itself."""
+    """A server that uses HTTPS with a self-signed certificate."""
 
     scheme = "https"
 
@@ -22,7 +22,7 @@ class TrustedServer(Server):
         made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
         made += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
         subprocess.run(made, check=True, capture_output=True)
-        config = self.data / "belljar.toml"
+        config = self.data / "bellglass.toml"
         config.write_text(f'tls_certificate = "{certificate}"\ntls_key = "{key}"\n')
         return ["--config", str(config)]
 
@@ -48,10 +48,10 @@ async def test_an_authority_that_is_named_is_trusted(trusted: Server, blocking: 
         await way.do(terminal.wait())
 
 
-@pytest.mark.parametrize("kind", [belljar.Client, belljar.AsyncClient])
+@pytest.mark.parametrize("kind", [bellglass.Client, bellglass.AsyncClient])
 async def test_a_server_that_is_not_trusted_is_not_asked_twice(trusted: Server, kind: type) -> None:
     client = kind(trusted.url, trusted.key)
-    with pytest.raises(belljar.ConnectionFailed, match="not trusted") as caught:
+    with pytest.raises(bellglass.ConnectionFailed, match="not trusted") as caught:
         health = client.health()
         await health
     assert caught.value.ran == "no" and not caught.value.retryable

@@ -15,10 +15,10 @@ use crate::target::{Failure, Image};
 
 pub(super) const CREATE: &str = "create";
 pub(super) const NOT_SENT: &str = "jobs that were not sent";
-const FIRST_EXEC: &str = "first exec in a new one";
+const FIRST_EXEC: &str = "first exec in a new sandbox";
 const STOP: &str = "stop";
-const EXEC: &str = "exec in one that stays";
-const CODE: &str = "cell in one that stays";
+const EXEC: &str = "exec in a long-lived sandbox";
+const CODE: &str = "cell in a long-lived sandbox";
 const UP: &str = "upload of 1 KiB";
 const DOWN: &str = "download of 1 KiB";
 /// What a small file is.

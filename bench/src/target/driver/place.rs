@@ -63,7 +63,7 @@ pub async fn llm_sandbox(place: &Place<'_>) -> Result<Driver, Failure> {
     let mut command = process::command(python);
     command.arg(driver).args([&plain, &data]).env("PYTHONDONTWRITEBYTECODE", "1");
     command.args([MEMORY_BYTES, MEMORY_BYTES_DATA, PIDS].map(|limit| limit.to_string()));
-    command.arg(format!("belljar-bench={}", place.run));
+    command.arg(format!("bellglass-bench={}", place.run));
     Driver::start("llm-sandbox", command, None, place.deadline).await
 }
 
@@ -83,7 +83,7 @@ async fn environment(name: &str, packages: &[&str]) -> Result<PathBuf, Failure> 
 
 fn written(home: &Path, text: &str) -> Result<PathBuf, Failure> {
     let path = home.join("driver.py");
-    std::fs::create_dir_all(home).map_err(|error| cannot("make", home, &error))?;
+    std::fs::create_dir_all(home).map_err(|error| cannot("create", home, &error))?;
     std::fs::write(&path, text).map_err(|error| cannot("write", &path, &error))?;
     Ok(path)
 }

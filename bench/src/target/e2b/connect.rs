@@ -38,7 +38,7 @@ pub(super) fn exit_code(stream: &[u8]) -> Result<i64, Failure> {
             code = Some(end.get("exitCode").and_then(Value::as_i64).unwrap_or(0));
         }
     }
-    code.ok_or_else(|| Failure::new("cut", "the stream has no end of the process"))
+    code.ok_or_else(|| Failure::new("cut", "the stream has no end event of the process"))
 }
 
 fn next(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {

@@ -255,30 +255,35 @@ impl FileAsk {
                 within("limit", (*limit).into(), 1, PAGE_MAX.into())
             }
             Self::Read { from, to: Some(to), .. } if to < from => Err(Error::invalid(
-                format!("the range ends at {to}, before it begins at {from}"),
-                "Ask for a range that begins before it ends.",
+                format!("the range ends at {to}, before its start at {from}"),
+                "Request a range that starts before it ends.",
             )),
             Self::Write { mode: Some(mode), .. } if *mode > 0o777 => Err(Error::invalid(
-                format!("the mode {mode:o} has more than permissions"),
+                format!("mode {mode:o} has bits other than permission bits"),
                 "Use the nine permission bits, such as 420 (0644) or 493 (0755).",
             )),
             Self::Write { sha256: Some(sha256), .. } if !are_digits(sha256) => {
-                Err(Error::invalid("sha256 is not 64 hexadecimal digits", "Mend it, or leave it out."))
+                Err(Error::invalid("sha256 is not 64 hexadecimal digits", "Correct the hash, or omit it."))
             }
             Self::Write { sha256: Some(_), digest: Hashing::Blake3, .. } => Err(Error::invalid(
-                "the SHA-256 is promised of a file whose BLAKE3 is asked for",
-                "Leave out one of the two, and compare the BLAKE3 of the answer yourself.",
+                "sha256 cannot be combined with a BLAKE3 digest",
+                "Omit either sha256 or the BLAKE3 digest. With BLAKE3, compare the hash in the response yourself.",
             )),
-            Self::Edit { old, .. } if old.is_empty() => {
-                Err(Error::invalid("the text to replace is empty", "Give some text that the file has."))
-            }
+            Self::Edit { old, .. } if old.is_empty() => Err(Error::invalid(
+                "the text to replace is empty",
+                "Set `old` to text that the file contains.",
+            )),
             Self::Edit { old, new, .. } if old.len() + new.len() > EDIT_TEXT_BYTES_MAX => {
                 let bytes = (old.len() + new.len()) as u64;
-                Err(limits::exceeded("old and new together, in bytes,", bytes, EDIT_TEXT_BYTES_MAX as u64))
+                Err(limits::exceeded(
+                    "the total length of old and new in bytes",
+                    bytes,
+                    EDIT_TEXT_BYTES_MAX as u64,
+                ))
             }
             Self::Pack { compression: Compression::Zstd, .. } => Err(Error::invalid(
-                "archives are packed by gzip or not at all",
-                "Ask for compression none or gzip.",
+                "downloaded archives do not support zstd compression",
+                "Use the compression `none` or `gzip`.",
             )),
             Self::Stat { .. }
             | Self::Read { .. }
@@ -301,7 +306,10 @@ fn within(name: &str, value: u64, least: u64, most: u64) -> Result<(), Error> {
         return Err(limits::exceeded(name, value, most));
     }
     if value < least {
-        return Err(Error::invalid(format!("{name} is {value}"), format!("Ask for {least} or more.")));
+        return Err(Error::invalid(
+            format!("{name} is {value}, the minimum is {least}"),
+            format!("Use {least} or more."),
+        ));
     }
     Ok(())
 }

@@ -8,68 +8,68 @@ use crate::error::Error;
 /// The header of the digest of a body, as RFC 9530 has it: `sha-256=:…:`, in base64.
 pub const DIGEST_HEADER: &str = "content-digest";
 /// The trailer in place of that one where BLAKE3 was asked for, which RFC 9530 has no name for: 64 digits.
-pub const BLAKE3_TRAILER: &str = "belljar-blake3";
+pub const BLAKE3_TRAILER: &str = "bellglass-blake3";
 /// The trailer that says whether a file was read `whole`, or `changed` while it was read.
-pub const FILE_TRAILER: &str = "belljar-file";
+pub const FILE_TRAILER: &str = "bellglass-file";
 /// What that trailer says of a file to which nobody wrote meanwhile.
 pub const FILE_WHOLE: &str = "whole";
 /// What it says of one to which somebody did.
 pub const FILE_CHANGED: &str = "changed";
 
 /// The trailer of an archive: its [`super::ArchiveReport`], as JSON.
-pub const ARCHIVE_TRAILER: &str = "belljar-archive";
+pub const ARCHIVE_TRAILER: &str = "bellglass-archive";
 
-/// A regular file and the hash of all its bytes.
+/// Regular file and the hash of its content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HashedFile {
-    /// The file.
+    /// File.
     pub file: FileInfo,
-    /// The hash of all its bytes.
+    /// Hash of the whole content.
     #[serde(flatten)]
     pub hash: Hash,
 }
 
-/// How many things something was done to.
+/// Number of changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Counted {
-    /// So many.
+    /// Number of entries created, moved, copied or removed, or of occurrences replaced.
     pub count: u64,
 }
 
-/// A text to replace in a file.
+/// Text replacement in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct EditRequest {
-    /// The text, exactly. It must stand there once.
+    /// Text to replace. It must occur exactly once, unless `all` is set. `old` and `new` together have at most 1 MiB.
     pub old: String,
-    /// What stands there afterwards.
+    /// Replacement text.
     pub new: String,
-    /// Replaces it wherever it stands instead.
+    /// Replace every occurrence. Default false.
     #[serde(default)]
     pub all: bool,
 }
 
-/// One line of what happens to files. The last is `error`; a stream without one was cut.
+/// Line of a watch stream. The last line is `error`; a stream that ends without this line was interrupted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum WatchLine {
-    /// From here on everything is told. The first line.
+    /// This is the first line of the stream. All changes after this line are reported.
     Watching,
-    /// Something happened.
+    /// A file changed.
     Changed {
-        /// What, and to which file.
+        /// Type of change and path.
         #[serde(flatten)]
         event: FileEvent,
     },
-    /// Nothing happened for a while.
+    /// Keep-alive, sent while there is nothing else to report.
     Heartbeat,
-    /// The stream cannot go on. The last line.
+    /// Error that ends the stream. It is the last line.
     Error {
-        /// Why.
+        /// Reason.
         error: Error,
     },
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Digits of a hash, of either kind.
 const DIGITS: usize = 64;
 
-/// A kind of hash.
+/// Hash algorithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -16,18 +16,18 @@ pub enum Hashing {
     /// SHA-256.
     #[default]
     Sha256,
-    /// BLAKE3, of 32 bytes and without a key.
+    /// BLAKE3, 32 bytes, without a key.
     Blake3,
 }
 
-/// A hash, as 64 digits under the name of its kind.
+/// Hash as 64 hexadecimal digits, under the name of its algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Hash {
-    /// The SHA-256.
+    /// SHA-256.
     Sha256(String),
-    /// The BLAKE3, where it was asked for.
+    /// BLAKE3 hash, if requested.
     Blake3(String),
 }
 

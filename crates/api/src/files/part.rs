@@ -35,7 +35,7 @@ pub enum PartKind {
 
 /// Why bytes are not a part.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the header of a part is not one")]
+#[error("invalid part header")]
 pub struct BadPart;
 
 impl Part {

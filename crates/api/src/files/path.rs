@@ -21,16 +21,20 @@ impl FilePath {
         let bytes = bytes.into();
         let wrong = |why: &str, fix: &str| Err(Error::invalid(format!("the path {why}"), fix));
         if bytes.is_empty() {
-            return wrong("is empty", "Name a file or a directory, such as /workspace/data.csv.");
+            return wrong("is empty", "Use the path of a file or a directory, such as /workspace/data.csv.");
         }
         if bytes.len() > PATH_BYTES_MAX {
-            return Err(limits::exceeded("the path, in bytes,", bytes.len() as u64, PATH_BYTES_MAX as u64));
+            return Err(limits::exceeded(
+                "the length of the path in bytes",
+                bytes.len() as u64,
+                PATH_BYTES_MAX as u64,
+            ));
         }
         if bytes.contains(&0) {
-            return wrong("holds a NUL byte", "No file can have such a name.");
+            return wrong("contains a NUL byte", "Remove the NUL byte, which no file name can contain.");
         }
         if bytes.split(|byte| *byte == b'/').any(|part| part == b"..") {
-            return wrong("holds `..`", "Name the place itself, beginning with / or relative to /workspace.");
+            return wrong("contains `..`", "Use a path without `..`, absolute or relative to /workspace.");
         }
         Ok(Self(bytes))
     }

@@ -84,7 +84,7 @@ impl Down<'_> {
             let copied = tell(report.skipped, report.changed);
             if unpacked.left_out > 0 {
                 show::note(&format!(
-                    "left out, because they lead out of the directory: {} symlinks",
+                    "skipped {} symlinks that point outside the directory",
                     unpacked.left_out
                 ));
                 return Copied::Partly;

@@ -41,8 +41,8 @@ impl Place {
         let sandbox = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
         let sandbox = sandbox.ok_or_else(|| {
             Error::invalid(
-                format!("{:?} names no sandbox", String::from_utf8_lossy(name)),
-                "Write SANDBOX:PATH, or ./ in front of a file of this machine whose name has a colon.",
+                format!("{:?} is not a sandbox id or name", String::from_utf8_lossy(name)),
+                "Write SANDBOX:PATH, or prefix a local file that has a colon in its name with ./.",
             )
         })?;
         let path = match path.get(1..).unwrap_or_default() {

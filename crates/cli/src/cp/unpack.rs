@@ -81,7 +81,10 @@ impl Unpacker {
     /// It is no archive of ours, or tries what it may not; what was unpacked before that stays.
     pub fn unpack(mut self, mut from: impl Read) -> Result<Unpacked, Error> {
         let broken = |error: io::Error| {
-            Error::invalid(format!("the archive broke off or is none: {error}"), "Copy it again.")
+            Error::invalid(
+                format!("the archive is truncated or invalid: {error}"),
+                "Copy the directory again.",
+            )
         };
         let mut archive = Archive::new(&mut from);
         let (mut long_name, mut long_target) = (None, None);
@@ -92,7 +95,11 @@ impl Unpacker {
             let name = long_name.take().unwrap_or_else(|| header.path_bytes().into_owned());
             self.unpacked.entries += 1;
             if self.unpacked.entries > ENTRIES_MAX {
-                return Err(api::limits::exceeded("the number of entries", ENTRIES_MAX + 1, ENTRIES_MAX));
+                return Err(api::limits::exceeded(
+                    "the number of archive entries",
+                    ENTRIES_MAX + 1,
+                    ENTRIES_MAX,
+                ));
             }
             match header.entry_type().as_byte() {
                 LONG_NAME => long_name = Some(text(&mut entry, size).map_err(broken)?),
@@ -109,7 +116,7 @@ impl Unpacker {
                     self.symlink(&steps(&name)?, &target)?;
                 }
                 kind => {
-                    let what = format!("it is of type {:?}", char::from(kind));
+                    let what = format!("entry type {:?} is not supported", char::from(kind));
                     return Err(refused(&name, &what));
                 }
             }
@@ -117,7 +124,7 @@ impl Unpacker {
         // Whoever sends has more to say after the last entry: blocks of zeros, and how the packing went.
         let rest = io::copy(&mut from.by_ref().take(REST_BYTES_MAX + 1), &mut io::sink()).map_err(broken)?;
         if rest > REST_BYTES_MAX {
-            return Err(refused(b"", "more follows its end than an archive has there"));
+            return Err(refused(b"", "too much data follows the end of the archive"));
         }
         Ok(self.unpacked)
     }
@@ -138,10 +145,12 @@ impl Unpacker {
         size: u64,
         mode: u32,
     ) -> Result<(), Error> {
-        let Some((name, above)) = steps.split_last() else { return Err(refused(b"", "it has no name")) };
+        let Some((name, above)) = steps.split_last() else {
+            return Err(refused(b"", "the entry has no name"));
+        };
         self.unpacked.bytes = self.unpacked.bytes.saturating_add(size);
         if self.unpacked.bytes > BYTES_MAX {
-            return Err(api::limits::exceeded("the size of the files", self.unpacked.bytes, BYTES_MAX));
+            return Err(api::limits::exceeded("the total size of the files", self.unpacked.bytes, BYTES_MAX));
         }
         let parent = self.directory(above)?;
         // Made new under another name: nothing is opened that was there before, and what is replaced was whole to the end.
@@ -149,7 +158,7 @@ impl Unpacker {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode((mode & 0o777) | 0o200);
         let file = rustix::fs::openat(&parent, part.as_str(), flags, mode)
-            .map_err(|errno| local("make", name, errno))?;
+            .map_err(|errno| local("create", name, errno))?;
         let placed = pour(content, size, &file, name).and_then(|()| {
             rustix::fs::renameat(&parent, part.as_str(), &parent, name.as_slice())
                 .map_err(|errno| local("replace", name, errno))
@@ -161,7 +170,9 @@ impl Unpacker {
     }
 
     fn symlink(&mut self, steps: &[Vec<u8>], target: &[u8]) -> Result<(), Error> {
-        let Some((name, above)) = steps.split_last() else { return Err(refused(b"", "it has no name")) };
+        let Some((name, above)) = steps.split_last() else {
+            return Err(refused(b"", "the entry has no name"));
+        };
         if !stays_inside(target, above.len()) {
             self.unpacked.left_out += 1;
             return Ok(());
@@ -171,7 +182,7 @@ impl Unpacker {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(local("replace", name, errno)),
         }
-        rustix::fs::symlinkat(target, &parent, name.as_slice()).map_err(|errno| local("make", name, errno))
+        rustix::fs::symlinkat(target, &parent, name.as_slice()).map_err(|errno| local("create", name, errno))
     }
 }
 
@@ -199,11 +210,11 @@ fn stays_inside(target: &[u8], depth: usize) -> bool {
 /// The names on the way to an entry.
 fn steps(name: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     let why = if name.starts_with(b"/") {
-        "its path is absolute"
+        "the path is absolute"
     } else if name.contains(&0) {
-        "its path holds a NUL byte"
+        "the path contains a NUL byte"
     } else if name.len() > PATH_BYTES_MAX {
-        "its path is too long"
+        "the path is too long"
     } else {
         let steps: Vec<Vec<u8>> = name
             .split(|byte| *byte == b'/')
@@ -211,9 +222,9 @@ fn steps(name: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
             .map(<[u8]>::to_vec)
             .collect();
         if steps.iter().any(|step| step == b"..") {
-            "its path holds `..`"
+            "the path contains `..`"
         } else if steps.len() > DEPTH_MAX as usize {
-            "it is too deep"
+            "the path is too deep"
         } else {
             return Ok(steps);
         }
@@ -225,7 +236,7 @@ fn steps(name: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
 fn enter(here: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Error> {
     match rustix::fs::mkdirat(here, name, Mode::from_raw_mode(0o755)) {
         Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => return Err(local("make", name, errno)),
+        Err(errno) => return Err(local("create", name, errno)),
     }
     rustix::fs::openat(here, name, DIRECTORY, Mode::empty()).map_err(|errno| match errno {
         Errno::NOTDIR | Errno::LOOP => in_the_way(name),
@@ -239,7 +250,7 @@ fn pour(from: &mut impl Read, size: u64, to: &OwnedFd, name: &[u8]) -> Result<()
         let most = usize::try_from(left).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
         let count = from.read(buffer.get_mut(..most).unwrap_or_default()).unwrap_or(0);
         if count == 0 {
-            return Err(Error::invalid("the archive broke off", "Copy it again."));
+            return Err(Error::invalid("the archive is truncated", "Copy the directory again."));
         }
         let mut bytes = buffer.get(..count).unwrap_or_default();
         while !bytes.is_empty() {
@@ -268,8 +279,8 @@ fn refused(name: &[u8], why: &str) -> Error {
     let shown =
         String::from_utf8_lossy(name.get(..name.len().min(PATH_BYTES_MAX)).unwrap_or_default()).into_owned();
     Error::invalid(
-        format!("the sandbox sent an archive with {shown:?}, which is not unpacked here: {why}"),
-        "Do not trust this sandbox; look at its files with `belljar ls` and copy them one by one.",
+        format!("refusing to unpack {shown:?} from the sandbox's archive: {why}"),
+        "Do not trust this sandbox. Inspect its files with `bellglass ls` and copy them one by one.",
     )
 }
 
@@ -277,17 +288,17 @@ fn refused(name: &[u8], why: &str) -> Error {
 fn in_the_way(name: &[u8]) -> Error {
     Error::invalid(
         format!(
-            "cannot go into {:?} on this machine: it is no directory, and no symlink is followed",
+            "cannot unpack into {:?} on this machine: it is not a directory, and symlinks are not followed",
             String::from_utf8_lossy(name)
         ),
-        "Move it away, or copy to an empty directory; if it is in the way there too, the sandbox has sent it.",
+        "Move the existing file or symlink away, or copy to an empty directory. If the error also occurs in an empty directory, the sandbox sent an unsafe archive.",
     )
 }
 
 fn local(act: &str, name: &[u8], errno: Errno) -> Error {
     Error::invalid(
         format!("cannot {act} {:?}: {}", String::from_utf8_lossy(name), io::Error::from(errno)),
-        "See that you may write there and that the disk has room.",
+        "Check that you have write permission in the target directory and that the disk has free space.",
     )
 }
 
@@ -365,13 +376,13 @@ mod tests {
         assert!(unpack(ground.path(), &bytes).is_ok(), "a second time over the first");
     }
 
-    /// U-02, U-05, scenario 63: nothing is made, changed or followed outside.
+    /// U-02, U-05: nothing outside the target directory is created, changed or followed.
     #[test]
     fn a_hostile_archive_touches_nothing_outside_its_directory() {
         let plans: &[Lines<'_>] = &[
             &[(b'0', b"../x", b"", b"x")],
             &[(b'0', b"a/../../x", b"", b"x")],
-            &[(b'0', b"/tmp/belljar-x", b"", b"x")],
+            &[(b'0', b"/tmp/bellglass-x", b"", b"x")],
             &[(b'5', b"../x", b"", b"")],
             &[(b'1', b"x", b"../outside/kept", b"")],
             &[(b'1', b"x", b"/etc/passwd", b"")],

@@ -66,7 +66,7 @@ impl Archive {
         let silence = link.options.answer_within;
         loop {
             match tokio::time::timeout(silence, self.body.frame()).await {
-                Err(_) => return Err(link.cut(format!("nothing came for {silence:?}")).error),
+                Err(_) => return Err(link.cut(format!("received no data for {silence:?}")).error),
                 Ok(Some(Err(error))) => return Err(link.cut(crate::link::root_cause(&error)).error),
                 Ok(None) => return Ok(None),
                 Ok(Some(Ok(frame))) => match frame.into_data() {

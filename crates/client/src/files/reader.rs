@@ -120,7 +120,9 @@ impl Reader {
             Ok(Some(Ok(frame))) => match frame.into_data() {
                 Ok(bytes) => {
                     if self.position + bytes.len() as u64 > self.info.size_bytes {
-                        return Err(fatal(link.protocol("more bytes than the file has".into())));
+                        return Err(fatal(
+                            link.protocol("received more bytes than the size of the file".into()),
+                        ));
                     }
                     Ok((!bytes.is_empty()).then_some(bytes))
                 }
@@ -139,7 +141,7 @@ impl Reader {
             }
             Err(_) => {
                 self.pieced = true;
-                Err(link.cut(format!("nothing came for {silence:?}")))
+                Err(link.cut(format!("received no data for {silence:?}")))
             }
         }
     }
@@ -162,7 +164,11 @@ impl Reader {
         };
         let wanted = if self.position > 0 { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
         if response.status() != wanted {
-            let what = format!("{} to a request for bytes from {} on", response.status(), self.position);
+            let what = format!(
+                "unexpected status {} for a request for bytes from offset {}",
+                response.status(),
+                self.position
+            );
             return Err(fatal(link.protocol(what)));
         }
         Ok(Answer { body: response.into(), from: self.position })
@@ -175,7 +181,7 @@ impl Reader {
         match text(BLAKE3_TRAILER) {
             Some(told) if answer.from == 0 && told != finished(&self.whole).digits() => {
                 self.spoiled = true;
-                let what = "arrived as other bytes than were sent";
+                let what = "the content of the file does not match the hash that the server sent";
                 return Err(fatal(Error::Refused(changed(&self.info, what))));
             }
             Some(_) => {}
@@ -183,12 +189,12 @@ impl Reader {
         }
         if text(FILE_TRAILER).is_some_and(|state| state != FILE_WHOLE) {
             self.spoiled = true;
-            return Err(fatal(Error::Refused(changed(&self.info, "was written to while it was read"))));
+            return Err(fatal(Error::Refused(changed(&self.info, "the file changed while it was read"))));
         }
         if self.position < self.info.size_bytes {
             let link = &self.files.client.link;
             let (at, size) = (self.position, self.info.size_bytes);
-            return Err(fatal(link.protocol(format!("an answer that ends at {at} of {size} bytes"))));
+            return Err(fatal(link.protocol(format!("the response ended after {at} of {size} bytes"))));
         }
         if self.pieced { self.compare().await } else { self.end() }
     }
@@ -198,7 +204,7 @@ impl Reader {
         let there = self.files.blake3(&self.path).await.map_err(fatal)?;
         if there.file.version != self.info.version || there.hash != finished(&self.whole) {
             self.spoiled = true;
-            return Err(fatal(Error::Refused(changed(&self.info, "was written to while it was read"))));
+            return Err(fatal(Error::Refused(changed(&self.info, "the file changed while it was read"))));
         }
         self.end()
     }
@@ -218,10 +224,12 @@ fn fatal(error: Error) -> Failure {
 pub fn changed(info: &FileInfo, what: &str) -> api::Error {
     api::Error {
         code: ErrorCode::Conflict,
-        message: format!("{:?} {what}", info.path),
+        message: format!("{:?}: {what}", info.path),
         layer: Layer::UserCode,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "Wait until nothing writes to it, or copy it inside the sandbox and read the copy.".into(),
+        fix:
+            "Wait until no program writes to the file, or copy the file inside the sandbox and read the copy."
+                .into(),
     }
 }

@@ -73,14 +73,14 @@ impl Sending<'_> {
                     }
                     let most = if fed { worked(self.before + now) } else { STALL_MAX };
                     if since.elapsed() > most {
-                        return Err(self.link.cut(format!("nothing was taken for {most:?}")));
+                        return Err(self.link.cut(format!("the server accepted no data for {most:?}")));
                     }
                 }
             }
         };
         let body = self.link.body(self.ask, response, limits::BODY_BYTES_MAX).await?;
         serde_json::from_slice(&body).map_err(|error| {
-            let error = self.link.protocol(format!("an answer that is none: {error}"));
+            let error = self.link.protocol(format!("malformed response: {error}"));
             Failure { error, trouble: None, pause: None }
         })
     }
@@ -101,7 +101,7 @@ impl Sending<'_> {
                     let why = error.to_string();
                     // Without an end, so that nobody takes what came for all there is.
                     sender.abort(error);
-                    return Err(Error::Local { act: "read what is to be sent".into(), why });
+                    return Err(Error::Local { act: "read the data to send".into(), why });
                 }
             }
             passed(&piece);

@@ -70,9 +70,9 @@ impl Files {
         seen: Progress<'_>,
     ) -> Result<HashedFile, Error> {
         let mut file = File::open(local).await.map_err(|error| failed("open", local, &error))?;
-        let known = file.metadata().await.map_err(|error| failed("look at", local, &error))?;
+        let known = file.metadata().await.map_err(|error| failed("inspect", local, &error))?;
         if !known.is_file() {
-            return Err(failed("send", local, &std::io::Error::other("it is no regular file")));
+            return Err(failed("send", local, &std::io::Error::other("the file is not a regular file")));
         }
         let mode = mode(&known);
         if known.len() <= SMALL_BYTES_MAX {
@@ -157,7 +157,7 @@ impl Files {
                 Err(_) if reader.is_spoiled() && begun < BEGUN_ANEW_MAX => {}
                 Err(_) if reader.is_spoiled() => {
                     let info = reader.info();
-                    let what = format!("changed {begun} times while it was read");
+                    let what = format!("the file was modified {begun} times while it was being read");
                     return Err(Error::Refused(api::Error { retry: Retry::Unknown, ..changed(info, &what) }));
                 }
                 Err(error) => return Err(error),
@@ -192,7 +192,8 @@ impl Files {
                 attempts.progress();
             }
             if there > hashed.upto {
-                return Err(link.protocol("a part is longer than what was sent of it".into()));
+                return Err(link
+                    .protocol("the partial file on the server is longer than the data sent so far".into()));
             }
             offset = there;
         };
@@ -243,7 +244,7 @@ impl Part {
         let mut options = tokio::fs::OpenOptions::new();
         // For its owner it must be writable until it is whole.
         options.write(true).create_new(true).mode((mode & 0o777) | 0o200);
-        options.open(&self.path).await.map_err(|error| failed("make", &self.path, &error))
+        options.open(&self.path).await.map_err(|error| failed("create", &self.path, &error))
     }
 
     async fn name(&mut self, local: &Path) -> Result<(), Error> {
@@ -275,11 +276,11 @@ async fn replaceable(local: &Path) -> Result<(), Error> {
     match tokio::fs::metadata(local).await {
         Ok(known) if !known.is_file() => Err(Error::Refused(api::Error {
             code: ErrorCode::NotRegular,
-            message: format!("{} is no regular file of this machine, and is not replaced by one", local.display()),
+            message: format!("cannot overwrite {} on this machine: it is not a regular file", local.display()),
             layer: Layer::UserCode,
             ran: Ran::No,
             retry: Retry::Useless,
-            fix: "Name a file, or a name that nothing has yet; `belljar cp` writes to standard output with `-`.".into(),
+            fix: "Use a regular file or a path that does not exist yet. To write to standard output with `bellglass cp`, use `-`.".into(),
         })),
         // What else is wrong with the place is told by making the part.
         Ok(_) | Err(_) => Ok(()),
@@ -292,8 +293,10 @@ fn beside(path: &[u8]) -> Result<Vec<u8>, Error> {
     let (directory, name) = path.split_at(at);
     let name = name.get(..name.len().min(NAME_KEPT_BYTES)).unwrap_or_default();
     let mut random = [0; 8];
-    getrandom::fill(&mut random)
-        .map_err(|error| Error::Configuration { what: "a name".into(), why: error.to_string() })?;
+    getrandom::fill(&mut random).map_err(|error| Error::Configuration {
+        what: "a temporary file name".into(),
+        why: error.to_string(),
+    })?;
     let end = format!(".{:016x}.part", u64::from_be_bytes(random));
     Ok([directory, b".", name, end.as_bytes()].concat())
 }
@@ -310,11 +313,11 @@ fn failed(act: &str, path: &Path, error: &std::io::Error) -> Error {
 fn unequal(local: &Path) -> api::Error {
     api::Error {
         code: ErrorCode::Conflict,
-        message: format!("{} changed while it was sent, or was changed on its way", local.display()),
+        message: format!("{} changed while it was sent, or was corrupted in transit", local.display()),
         layer: Layer::UserCode,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "Send it again once nothing writes to it.".into(),
+        fix: "Send the file again when no program writes to it.".into(),
     }
 }
 

@@ -38,7 +38,7 @@ fn head(status: &str) -> String {
 
 /// An answer that is whole, with its trailers.
 fn whole(status: &str, bytes: &str, blake3: &str, state: &str) -> Answer {
-    let end = format!("0\r\nbelljar-blake3: {blake3}\r\nbelljar-file: {state}\r\n\r\n");
+    let end = format!("0\r\nbellglass-blake3: {blake3}\r\nbellglass-file: {state}\r\n\r\n");
     Answer::raw(head(status) + &chunk(bytes) + &end)
 }
 
@@ -101,7 +101,7 @@ async fn a_cut_after_the_last_byte_is_asked_about_and_not_taken_for_the_end() {
 #[tokio::test]
 async fn an_answer_that_does_not_tell_its_hash_is_compared_with_the_file() {
     for (bytes, is_same) in [(CONTENT, true), ("012345678X", false)] {
-        let end = "0\r\nbelljar-file: whole\r\n\r\n";
+        let end = "0\r\nbellglass-file: whole\r\n\r\n";
         let server = Server::start(serving(move |_| Answer::raw(head("200 OK") + &chunk(bytes) + end))).await;
         assert_eq!(downloaded(&server).await.is_ok(), is_same, "{bytes}");
         assert!(server.seen().last().unwrap().line.contains("/files/hash?"));

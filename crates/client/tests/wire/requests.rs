@@ -24,7 +24,7 @@ fn keys(server: &Server) -> Vec<String> {
     server.seen().iter().map(|request| request.headers["idempotency-key"].clone()).collect()
 }
 
-/// Scenario 97: the answer was lost, and the same request is sent again under the same key.
+/// If the response is lost, the client retries with the same idempotency key.
 #[tokio::test]
 async fn a_create_whose_answer_is_lost_is_asked_again_under_the_same_key() {
     let server = Server::start(|number, _| match number {
@@ -42,7 +42,7 @@ async fn a_create_whose_answer_is_lost_is_asked_again_under_the_same_key() {
     assert_ne!(keys(&server)[3], first[0], "another create is another key");
 }
 
-/// Scenario 97, for an exec: also when the connection breaks between the answer and its first line.
+/// An exec is retried in the same way, also if the connection breaks between the response headers and the first line.
 #[tokio::test]
 async fn an_exec_whose_start_is_not_said_is_asked_again_under_the_same_key() {
     let line = serde_json::json!({"type": "started", "exec": info()}).to_string() + "\n";
@@ -68,10 +68,10 @@ async fn every_request_names_the_key_and_the_version() {
     let request = &server.seen()[0];
     assert_eq!(request.line, "GET /v1/sandboxes/s1");
     assert_eq!(request.headers["authorization"], "Bearer secret");
-    assert_eq!(request.headers["belljar-version"], "1");
+    assert_eq!(request.headers["bellglass-version"], "1");
 }
 
-/// Scenario 94: a version that the server does not speak is said at once, not tried for a minute.
+/// A version that the server does not support is reported immediately, without a retry.
 #[tokio::test]
 async fn a_server_of_another_version_is_a_clear_error_at_once() {
     let server = Server::start(|_, _| {

@@ -8,10 +8,12 @@ use api::{ExecId, SandboxId};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Act, Damaged, Entry};
+use super::{Act, Damaged, Entry, files};
 
 /// The longest line: every field at its bound, each byte of it escaped, is half of this.
 pub(super) const LINE_BYTES_MAX: usize = 4096;
+/// How often a log is read again because a file of it became full meanwhile.
+const VERIFIED_AGAIN: u32 = 3;
 /// What the first line has as the hash of the one before it.
 const NOTHING: [u8; 32] = [0; 32];
 
@@ -20,6 +22,10 @@ const NOTHING: [u8; 32] = [0; 32];
 pub struct Verified {
     /// Its entries.
     pub entries: u64,
+    /// The number of the first: more than 0 where older ones were removed.
+    pub begins: u64,
+    /// Entries that say that the log had been cut before them.
+    pub cuts: Vec<u64>,
     /// The hash of the last line. Kept elsewhere, it proves later that nothing was cut off before it.
     pub head: String,
     /// Whether a half-written line follows, as a server leaves it that was killed. The next one cuts it off.
@@ -27,7 +33,7 @@ pub struct Verified {
 }
 
 /// The end of a chain: what the next line needs to know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Link {
     /// The number of the next line.
     pub seq: u64,
@@ -54,29 +60,162 @@ struct Line {
     prev: String,
 }
 
-/// Reads a log from its first line to its last and checks that each follows from the one before it.
+/// Reads all files of a log, from the first line to the last, and checks that each line follows from the one before it. With
+/// `archived`, files before the first one that is here may have been moved away; with `head`, the log must have the line with this
+/// hash. A server may be writing meanwhile.
 ///
 /// # Errors
-/// The first line that does not, or a file that cannot be read.
-pub fn verify(path: &Path) -> Result<Verified, Damaged> {
-    let unreadable =
-        |line: u64| move |error: std::io::Error| Damaged { line, what: format!("cannot be read: {error}") };
-    let mut file = BufReader::new(File::open(path).map_err(unreadable(1))?);
-    let mut link = Link::first();
-    let mut text = Vec::new();
+/// The first line that does not follow, or a file that is missing or cannot be read.
+pub fn verify(path: &Path, archived: bool, head: Option<&str>) -> Result<Verified, Damaged> {
+    let mut again = VERIFIED_AGAIN;
     loop {
-        let number = link.seq + 1;
-        text.clear();
-        let most = LINE_BYTES_MAX as u64 + 1;
-        file.by_ref().take(most).read_until(b'\n', &mut text).map_err(unreadable(number))?;
-        let Some((b'\n', line)) = text.split_last() else {
-            if text.len() > LINE_BYTES_MAX {
-                return Err(Damaged { line: number, what: "is longer than any line".into() });
-            }
-            return Ok(Verified { entries: link.seq, head: hex(&link.head), torn: !text.is_empty() });
-        };
-        link = link.follow(line).map_err(|what| Damaged { line: number, what })?;
+        let before = files::full(path).unwrap_or_default();
+        let verified = verify_once(path, archived, head);
+        // A file that became full meanwhile was read in part, or not at all.
+        if verified.is_ok() || again == 0 || files::full(path).unwrap_or_default() == before {
+            return verified;
+        }
+        again -= 1;
     }
+}
+
+fn verify_once(path: &Path, archived: bool, wanted: Option<&str>) -> Result<Verified, Damaged> {
+    // First, so that what is written meanwhile is more than this says and not less.
+    let head = files::read_head(path);
+    let listed = files::full(path)
+        .map_err(|error| damaged(path, 0, format!("the directory of the log cannot be listed: {error}")))?;
+    let wanted = wanted.map(str::to_ascii_lowercase);
+    let mut reading = Reading { head, wanted, ..Reading::default() };
+    let full = listed.len();
+    for (place, file) in listed.into_iter().map(|(_, file)| file).chain([path.to_owned()]).enumerate() {
+        // A server that was killed between two files has not made the next one yet.
+        if place < full || full == 0 || file.exists() {
+            reading.file(&file, place < full)?;
+        }
+    }
+    let Reading { link, begins, pruned, cuts, torn, head, wanted } = reading;
+    let link = link.unwrap_or(Link::first());
+    let verified = Verified {
+        entries: link.seq.saturating_sub(begins.seq),
+        begins: begins.seq,
+        head: hex(&link.head),
+        cuts,
+        torn,
+    };
+    if api::defence::is_off("L-14") {
+        return Ok(verified);
+    }
+    if begins.seq > 0 && !archived && !pruned.contains(&(begins.seq, hex(&begins.head))) {
+        let what = format!("the first {} entries of the log are missing", begins.seq);
+        return Err(damaged(path, 0, what));
+    }
+    if let Some(wanted) = wanted {
+        return Err(damaged(
+            path,
+            0,
+            format!("no line has the hash {wanted}: that line was removed or changed"),
+        ));
+    }
+    match head {
+        Some((seq, _)) if seq > link.seq => {
+            let what = format!("{} entries are missing at the end of the log", seq - link.seq);
+            Err(damaged(path, 0, what))
+        }
+        _ => Ok(verified),
+    }
+}
+
+/// A log that is being read.
+#[derive(Default)]
+struct Reading {
+    /// Where the chain is; nothing before the first line.
+    link: Option<Link>,
+    /// Where it begins.
+    begins: Link,
+    /// Where it may begin, because what was before was removed for its age.
+    pruned: Vec<(u64, String)>,
+    cuts: Vec<u64>,
+    torn: bool,
+    /// Where it ended at some time.
+    head: Option<(u64, String)>,
+    /// The hash of a line that must be there, until it is found.
+    wanted: Option<String>,
+}
+
+impl Reading {
+    /// Reads one file, whose last line may be half-written if it is the last file.
+    fn file(&mut self, path: &Path, is_full: bool) -> Result<(), Damaged> {
+        let unreadable =
+            |line: u64| move |error: std::io::Error| (line, format!("the line cannot be read: {error}"));
+        let told = |(line, what): (u64, String)| damaged(path, line, what);
+        let mut file = BufReader::new(File::open(path).map_err(unreadable(1)).map_err(told)?);
+        let mut text = Vec::new();
+        for number in 1.. {
+            text.clear();
+            let most = LINE_BYTES_MAX as u64 + 1;
+            file.by_ref()
+                .take(most)
+                .read_until(b'\n', &mut text)
+                .map_err(unreadable(number))
+                .map_err(told)?;
+            let Some((b'\n', line)) = text.split_last() else {
+                if text.len() > LINE_BYTES_MAX {
+                    return Err(damaged(path, number, "the line exceeds the maximum length".into()));
+                }
+                self.torn = !text.is_empty();
+                if self.torn && is_full {
+                    return Err(damaged(path, number, "the line is truncated".into()));
+                }
+                return Ok(());
+            };
+            self.line(line).map_err(|what| damaged(path, number, what))?;
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, line: &[u8]) -> Result<(), String> {
+        let Line { seq, act, detail, prev, .. } = read(line)?;
+        let link = match self.link {
+            Some(link) => link,
+            None => {
+                // Whether it may begin here is known when all was read.
+                let before = unhex(&prev).ok_or("the line has no valid hash of the previous line")?;
+                let link = if seq == 0 { Link::first() } else { Link { seq, head: before } };
+                self.begins = link;
+                link
+            }
+        };
+        let after = link.follow(line)?;
+        if act == Act::AuditPrune
+            && let Some((seq, head)) = detail.as_deref().and_then(pruned)
+        {
+            self.pruned.push((seq, head));
+        }
+        if act == Act::AuditCut {
+            self.cuts.push(seq);
+        }
+        if self.head.as_ref().is_some_and(|(seq, head)| *seq == after.seq && *head != hex(&after.head)) {
+            return Err("the line does not match the recorded head of the log".into());
+        }
+        let hash = hex(&after.head);
+        self.wanted = self.wanted.take().filter(|wanted| *wanted != hash);
+        self.link = Some(after);
+        Ok(())
+    }
+}
+
+/// What is written down of a file that was removed: where the rest begins.
+pub(super) fn prune_detail(link: &Link) -> String {
+    format!("begins at {} sha256:{}", link.seq, hex(&link.head))
+}
+
+fn pruned(detail: &str) -> Option<(u64, String)> {
+    let (seq, head) = detail.strip_prefix("begins at ")?.split_once(" sha256:")?;
+    Some((seq.parse().ok()?, head.to_owned()))
+}
+
+pub(super) fn damaged(path: &Path, line: u64, what: String) -> Damaged {
+    Damaged { file: path.file_name().unwrap_or_default().to_string_lossy().into_owned(), line, what }
 }
 
 impl Link {
@@ -87,7 +226,8 @@ impl Link {
 
     /// After a line whose place in the chain is taken on trust.
     pub fn after(line: &[u8]) -> Result<Self, String> {
-        let seq = read(line)?.seq.checked_add(1).ok_or("its number is the last there is")?;
+        let seq =
+            read(line)?.seq.checked_add(1).ok_or("the line has the highest possible sequence number")?;
         Ok(Self { seq, head: Sha256::digest(line).into() })
     }
 
@@ -105,12 +245,19 @@ impl Link {
 
     /// Checks that a line is the next one.
     fn follow(self, line: &[u8]) -> Result<Self, String> {
+        if api::defence::is_off("L-14") {
+            return Self::after(line);
+        }
         let read = read(line)?;
         if read.seq != self.seq {
-            return Err(format!("has the number {}, and {} would be next", read.seq, self.seq));
+            let missing = read.seq.saturating_sub(self.seq);
+            return Err(format!(
+                "the line is entry {}, but entry {} was expected: {missing} entries are missing before this line",
+                read.seq, self.seq
+            ));
         }
         if read.prev != hex(&self.head) {
-            return Err("does not follow from the line before it".into());
+            return Err("the line has a hash that does not match the previous line".into());
         }
         Self::after(line)
     }
@@ -120,6 +267,12 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+fn unhex(text: &str) -> Option<[u8; 32]> {
+    let pair = |place: usize| u8::from_str_radix(text.get(2 * place..2 * place + 2)?, 16).ok();
+    let bytes: Vec<u8> = (0..32).map_while(pair).collect();
+    bytes.try_into().ok().filter(|_| text.len() == 64)
+}
+
 fn read(line: &[u8]) -> Result<Line, String> {
-    serde_json::from_slice(line).map_err(|error| format!("is not an entry: {error}"))
+    serde_json::from_slice(line).map_err(|error| format!("the line is not a valid entry: {error}"))
 }

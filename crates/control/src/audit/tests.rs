@@ -13,8 +13,16 @@ use api::code::Code;
 use api::exec::ExecSpec;
 
 use super::chain::LINE_BYTES_MAX;
+use super::files::{beside, full};
 use super::writer::{Word, Writer};
-use super::{Act, Audit, DETAIL_BYTES_MAX, Entry, Error, QUEUE, verify};
+use super::{Act, Audit, Bounds, DETAIL_BYTES_MAX, Damaged, Entry, Error, QUEUE, Verified};
+
+/// Files of 4 KiB, and 4 of them.
+const SMALL: Bounds = Bounds { bytes_max: 16 << 10 };
+
+fn verify(path: &Path) -> Result<Verified, Damaged> {
+    super::verify(path, false, None)
+}
 
 struct Place {
     path: PathBuf,
@@ -30,7 +38,7 @@ fn place() -> Place {
 fn open(path: &Path) -> Audit {
     let began = Instant::now();
     loop {
-        match Audit::open(path, 1000) {
+        match Audit::open(path, 1000, Bounds::default()) {
             Err(Error::InUse { .. }) if began.elapsed().as_secs() < 10 => std::thread::yield_now(),
             other => return other.unwrap(),
         }
@@ -132,7 +140,7 @@ async fn the_chain_goes_on_when_the_log_is_opened_again() {
 async fn a_log_has_one_writer() {
     let place = place();
     let _first = open(&place.path);
-    assert!(matches!(Audit::open(&place.path, 1), Err(Error::InUse { .. })));
+    assert!(matches!(Audit::open(&place.path, 1, Bounds::default()), Err(Error::InUse { .. })));
 }
 
 #[tokio::test]
@@ -146,7 +154,8 @@ async fn whatever_is_changed_taken_out_or_put_in_shows() {
         ([lines[0], lines[1], lines[3], lines[4]].join("\n") + "\n", 3),
         ([lines[0], lines[2], lines[1], lines[3], lines[4]].join("\n") + "\n", 2),
         ([lines[0], lines[0], lines[1], lines[2]].join("\n") + "\n", 2),
-        (lines[1..].join("\n") + "\n", 1),
+        (lines[1..].join("\n") + "\n", 0),
+        (lines[..3].join("\n") + "\n", 0),
         (whole.replacen("\n", "\n\n", 1), 2),
         (whole.clone() + "{}\n", 6),
         (whole.clone() + &"x".repeat(LINE_BYTES_MAX + 1), 6),
@@ -167,6 +176,8 @@ async fn a_line_torn_by_a_kill_is_cut_off_and_the_log_says_so() {
     let last = whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
     for length in (0..20).chain(last..=whole.len()) {
         fs::write(&place.path, &whole[..length]).unwrap();
+        // Else it would be seen that lines are missing.
+        let _ = fs::remove_file(beside(&place.path, ".head"));
         let before = verify(&place.path).unwrap();
         assert_eq!(before.torn, length > 0 && whole[length - 1] != b'\n');
         written(&place.path, 1).await;
@@ -187,7 +198,7 @@ async fn a_line_torn_by_a_kill_is_cut_off_and_the_log_says_so() {
 #[test]
 fn a_log_goes_on_after_its_writer_was_killed_at_any_time() {
     // L-01
-    const LOG: &str = "BELLJAR_TEST_AUDIT_LOG";
+    const LOG: &str = "BELLGLASS_TEST_AUDIT_LOG";
     if let Some(path) = std::env::var_os(LOG) {
         let (audit, began) = (open(Path::new(&path)), Instant::now());
         // Not for ever, in case that whoever was to kill it has been killed.
@@ -220,12 +231,115 @@ fn a_log_goes_on_after_its_writer_was_killed_at_any_time() {
     assert!(!verify(&place.path).unwrap().torn);
 }
 
+/// Writes a log of several files.
+fn rotated(path: &Path, entries: u64, bounds: Bounds) {
+    let mut writer = Writer::open(path, 1, Arc::default(), bounds).unwrap();
+    for number in 0..entries {
+        writer.write(vec![Entry::new(number, Act::Lease).detail(&format!("number {number}"))]);
+    }
+    writer.sync(true);
+}
+
+#[test]
+fn the_chain_goes_on_from_file_to_file_and_over_restarts() {
+    // L-14
+    let place = place();
+    let large = Bounds { bytes_max: 16 * SMALL.file_bytes() };
+    rotated(&place.path, 60, large);
+    rotated(&place.path, 40, large);
+    let files = full(&place.path).unwrap();
+    assert!(files.len() >= 3, "{files:?}");
+    let verified = verify(&place.path).unwrap();
+    assert_eq!((verified.entries, verified.begins), (100, 0));
+    rotated(&place.path, 1, large);
+    super::verify(&place.path, false, Some(&verified.head)).unwrap();
+    super::verify(&place.path, false, Some(&"0".repeat(64))).unwrap_err();
+    // A server that was killed after it renamed a full file and before it made the next.
+    let next = super::files::numbered(&place.path, files.len() as u64 + 1);
+    fs::rename(&place.path, next).unwrap();
+    assert_eq!(verify(&place.path).unwrap().entries, 101);
+    rotated(&place.path, 1, large);
+    assert_eq!(verify(&place.path).unwrap().entries, 102);
+}
+
+#[test]
+fn what_is_missing_or_changed_in_any_file_shows() {
+    // L-14
+    let place = place();
+    rotated(&place.path, 100, Bounds { bytes_max: 16 * SMALL.file_bytes() });
+    let files = full(&place.path).unwrap();
+    let second = files[1].1.clone();
+    let whole = fs::read_to_string(&second).unwrap();
+    let shows = |what: &str| {
+        let found = verify(&place.path).unwrap_err();
+        println!("{what}: {found}");
+        found
+    };
+    fs::write(&second, whole.replacen("number", "nomber", 1)).unwrap();
+    assert_eq!(shows("changed").line, 2);
+    fs::write(&second, whole.split_inclusive('\n').skip(1).collect::<String>()).unwrap();
+    assert!(shows("its first line").what.contains("1 entries are missing"));
+    let last = whole.trim_end().rfind('\n').unwrap() + 1;
+    fs::write(&second, &whole[..last]).unwrap();
+    assert!(shows("its last line").what.contains("1 entries are missing"));
+    fs::remove_file(&second).unwrap();
+    assert!(shows("a file between").what.contains("entries are missing before this line"));
+    fs::write(&second, &whole).unwrap();
+    verify(&place.path).unwrap();
+    let first = fs::read(&files[0].1).unwrap();
+    fs::remove_file(&files[0].1).unwrap();
+    assert!(shows("the first file").what.contains("entries of the log are missing"));
+    assert!(super::verify(&place.path, true, None).unwrap().begins > 0, "whoever moved it away says so");
+    fs::write(&files[0].1, first).unwrap();
+    let newest = fs::read_to_string(&place.path).unwrap();
+    fs::write(&place.path, "").unwrap();
+    assert!(shows("the newest lines").what.contains("missing at the end"));
+    fs::write(&place.path, newest).unwrap();
+    verify(&place.path).unwrap();
+}
+
+#[test]
+fn the_oldest_files_are_removed_and_the_rest_is_still_whole() {
+    // L-14
+    let place = place();
+    rotated(&place.path, 300, SMALL);
+    let files = full(&place.path).unwrap();
+    assert_eq!(files.len(), SMALL.files_max());
+    let bytes: u64 = files.iter().map(|(_, path)| fs::metadata(path).unwrap().len()).sum();
+    assert!(bytes <= SMALL.bytes_max + SMALL.file_bytes(), "{bytes}");
+    let verified = verify(&place.path).unwrap();
+    assert!(verified.begins > 100 && verified.begins + verified.entries > 300, "{verified:?}");
+    fs::remove_file(&files[0].1).unwrap();
+    verify(&place.path).unwrap_err();
+}
+
+#[test]
+fn a_log_that_was_cut_says_so_when_it_is_opened_again() {
+    // L-14
+    let place = place();
+    rotated(&place.path, 10, Bounds::default());
+    let whole = fs::read_to_string(&place.path).unwrap();
+    fs::write(&place.path, whole.split_inclusive('\n').take(7).collect::<String>()).unwrap();
+    rotated(&place.path, 1, Bounds::default());
+    let verified = verify(&place.path).unwrap();
+    assert_eq!((verified.entries, verified.cuts), (9, vec![7]));
+    let said = lines(&place.path)[7].clone();
+    assert_eq!(
+        (&said["act"], &said["detail"]),
+        (&"audit_cut".into(), &"3 entries are missing before this one".into())
+    );
+}
+
 #[tokio::test]
 async fn an_end_that_is_not_ours_is_damage() {
     let place = place();
     for text in ["hello\n".to_owned(), "x".repeat(100_000), "{}\n".into(), "\0".repeat(5000), "\n".into()] {
         fs::write(&place.path, &text).unwrap();
-        assert!(matches!(Audit::open(&place.path, 1), Err(Error::Damaged(_))), "{:.20}", text);
+        assert!(
+            matches!(Audit::open(&place.path, 1, Bounds::default()), Err(Error::Damaged(_))),
+            "{:.20}",
+            text
+        );
         assert_eq!(fs::read_to_string(&place.path).unwrap(), text, "nothing is cut off");
     }
 }
@@ -234,7 +348,7 @@ async fn an_end_that_is_not_ours_is_damage() {
 async fn a_full_queue_never_blocks_and_what_is_missed_is_counted() {
     let place = place();
     let missed = Arc::<AtomicU64>::default();
-    let writer = Writer::open(&place.path, 1, Arc::clone(&missed)).unwrap();
+    let writer = Writer::open(&place.path, 1, Arc::clone(&missed), Bounds::default()).unwrap();
     let (queue, words) = mpsc::sync_channel(QUEUE);
     let audit = Audit { queue, missed: Arc::clone(&missed) };
     // Nobody writes yet.
@@ -304,7 +418,7 @@ async fn a_disk_that_is_full_loses_entries_and_says_so_once_it_has_room() {
     // L-05
     let place = place();
     let missed = Arc::<AtomicU64>::default();
-    let mut writer = Writer::open(&place.path, 1, Arc::clone(&missed)).unwrap();
+    let mut writer = Writer::open(&place.path, 1, Arc::clone(&missed), Bounds::default()).unwrap();
     writer.write(vec![Entry::new(1, Act::Exec)]);
     let good = fs::metadata(&place.path).unwrap().len();
     let file = writer.swap_file(fs::OpenOptions::new().append(true).open("/dev/full").unwrap());

@@ -1,9 +1,9 @@
 //! The one thread that writes the log.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use super::chain::{LINE_BYTES_MAX, Link};
+use super::chain::{LINE_BYTES_MAX, Link, damaged, prune_detail};
+use super::files::{self, Bounds};
 use super::{Act, Damaged, Entry, Error, SYNC_EVERY};
 
 /// Entries in one write: enough that a burst costs few system calls, and a quarter of a megabyte at most in practice.
@@ -27,6 +28,8 @@ pub(super) enum Word {
 
 /// The file and the end of its chain.
 pub(super) struct Writer {
+    path: PathBuf,
+    bounds: Bounds,
     file: File,
     /// Where the last whole line ends. After a failed write there may be more in the file than this.
     length: u64,
@@ -41,29 +44,37 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Opens the file, finds the end of its chain and cuts off what follows it.
-    pub fn open(path: &Path, now_ms: u64, missed: Arc<AtomicU64>) -> Result<Self, Error> {
+    /// Opens the file, finds the end of its chain and cuts off what follows it. Says in an entry what is missing.
+    pub fn open(path: &Path, now_ms: u64, missed: Arc<AtomicU64>, bounds: Bounds) -> Result<Self, Error> {
         let failed =
             |act: &'static str| move |source| Error::File { act, path: path.display().to_string(), source };
-        let file = OpenOptions::new()
-            .read(true)
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(path)
-            .map_err(failed("open"))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(Error::InUse { path: path.display().to_string() }),
-            Err(TryLockError::Error(source)) => return Err(failed("lock")(source)),
-        }
+        let file = locked(path)?;
         let whole = file.metadata().map_err(failed("read"))?.len();
-        let (length, link) = end(&file, whole).map_err(failed("read"))??;
-        let mut writer = Self { file, length, link, missed, at_ms: now_ms, unsynced: None, failing: false };
+        let (length, link) = end(&file, whole, path).map_err(failed("read"))??;
+        // A new file goes on where the one before it ended.
+        let link = match link {
+            Some(link) => link,
+            None => last(path).map_err(failed("read"))??.unwrap_or(Link::first()),
+        };
+        let mut entries = Vec::new();
         if length < whole {
-            let detail = format!("{} bytes of a line that was not finished", whole - length);
-            writer.file.set_len(length).map_err(failed("cut"))?;
-            writer.append(vec![Entry::new(now_ms, Act::Torn).detail(&detail)]).map_err(failed("write"))?;
+            let detail = format!("removed {} bytes of an incomplete line", whole - length);
+            file.set_len(length).map_err(failed("truncate"))?;
+            entries.push(Entry::new(now_ms, Act::Torn).detail(&detail));
+        }
+        if let Some(missing) = files::read_head(path).and_then(|(seq, _)| seq.checked_sub(link.seq))
+            && missing > 0
+        {
+            tracing::error!("the audit log was truncated: {missing} entries are missing at its end");
+            let detail = format!("{missing} entries are missing before this one");
+            entries.push(Entry::new(now_ms, Act::AuditCut).detail(&detail));
+        }
+        let path = path.to_owned();
+        let (at_ms, unsynced, failing) = (now_ms, None, false);
+        let mut writer = Self { path, bounds, file, length, link, missed, at_ms, unsynced, failing };
+        if !entries.is_empty() {
+            let path = writer.path.display().to_string();
+            writer.append(entries).map_err(|source| Error::File { act: "write", path, source })?;
         }
         Ok(writer)
     }
@@ -114,7 +125,17 @@ impl Writer {
         }
         let entries = group.len() as u64 - u64::from(missed > 0);
         match self.append(group) {
-            Ok(()) => self.failing = false,
+            Ok(()) => {
+                self.failing = false;
+                if self.length >= self.bounds.file_bytes()
+                    && let Err(error) = self.rotate()
+                {
+                    tracing::error!(
+                        %error,
+                        "cannot rotate the full audit log; still writing to the same file"
+                    );
+                }
+            }
             Err(error) => {
                 self.missed.fetch_add(missed + entries, Ordering::Relaxed);
                 if !self.failing {
@@ -142,32 +163,85 @@ impl Writer {
         Ok(())
     }
 
+    /// Goes on in a new file, and removes the oldest ones where there are too many.
+    fn rotate(&mut self) -> io::Result<()> {
+        self.sync(true);
+        let full = files::full(&self.path)?;
+        let number = full.last().map_or(1, |(number, _)| number + 1);
+        let (fresh, kept) = (files::beside(&self.path, ".new"), files::numbered(&self.path, number));
+        let _ = fs::remove_file(&fresh);
+        let file = locked(&fresh).map_err(io::Error::other)?;
+        fs::rename(&self.path, &kept)?;
+        if let Err(error) = fs::rename(&fresh, &self.path) {
+            // As it was, so that the next one to open it finds its end.
+            fs::rename(&kept, &self.path)?;
+            return Err(error);
+        }
+        (self.file, self.length) = (file, 0);
+        let too_many = (full.len() + 1).saturating_sub(self.bounds.files_max());
+        for (_, oldest) in full.into_iter().take(too_many) {
+            let file = File::open(&oldest)?;
+            let whole = file.metadata()?.len();
+            if let (_, Some(link)) = end(&file, whole, &oldest)?.map_err(io::Error::other)? {
+                self.append(vec![Entry::new(self.at_ms, Act::AuditPrune).detail(&prune_detail(&link))])?;
+            }
+            fs::remove_file(&oldest)?;
+        }
+        Ok(())
+    }
+
     /// For tests of what a disk does: another file in place of this one.
     #[cfg(test)]
     pub fn swap_file(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
     }
 
-    fn sync(&mut self, now: bool) {
+    pub fn sync(&mut self, now: bool) {
         let due = self.unsynced.is_some_and(|since| now || since.elapsed() >= SYNC_EVERY);
         if due && self.file.sync_data().is_ok() {
             self.unsynced = None;
+            // Only of what is on the disk: after a power cut the head says no more than the log.
+            if let Err(error) = files::write_head(&self.path, &self.link) {
+                tracing::debug!(%error, "cannot write the head file of the audit log");
+            }
         }
     }
 }
 
-/// Where the last whole line ends, and the chain after it.
-fn end(file: &File, whole: u64) -> io::Result<Result<(u64, Link), Damaged>> {
+/// Opens a file of the log, which nobody else may write.
+fn locked(path: &Path) -> Result<File, Error> {
+    let failed =
+        |act: &'static str| move |source| Error::File { act, path: path.display().to_string(), source };
+    let mut options = OpenOptions::new();
+    let options = options.read(true).append(true).create(true).mode(0o600);
+    let file = options.open(path).map_err(failed("open"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::InUse { path: path.display().to_string() }),
+        Err(TryLockError::Error(source)) => Err(failed("lock")(source)),
+    }
+}
+
+/// The chain after the newest full file, if there is one.
+fn last(path: &Path) -> io::Result<Result<Option<Link>, Damaged>> {
+    let Some((_, newest)) = files::full(path)?.pop() else { return Ok(Ok(None)) };
+    let file = File::open(&newest)?;
+    let whole = file.metadata()?.len();
+    Ok(end(&file, whole, &newest)?.map(|(_, link)| link))
+}
+
+/// Where the last whole line ends, and the chain after it; nothing where there is no whole line.
+fn end(file: &File, whole: u64, path: &Path) -> io::Result<Result<(u64, Option<Link>), Damaged>> {
     // Room for the last whole line, its newline, the newline before it and a half-written line.
     let from = whole.saturating_sub(2 * LINE_BYTES_MAX as u64 + 2);
     let mut tail = vec![0; usize::try_from(whole - from).unwrap_or(0)];
     file.read_exact_at(&mut tail, from)?;
-    let damaged = |what: &str| Ok(Err(Damaged { line: 0, what: what.to_owned() }));
+    let damaged = |what: &str| Ok(Err(damaged(path, 0, what.to_owned())));
     let Some(newline) = tail.iter().rposition(|byte| *byte == b'\n') else {
         if from > 0 || whole > LINE_BYTES_MAX as u64 {
-            return damaged("its end is not one of our lines");
+            return damaged("the end of the file is not a line of an audit log");
         }
-        return Ok(Ok((0, Link::first())));
+        return Ok(Ok((0, None)));
     };
     let lines = tail.get(..newline).unwrap_or_default();
     let line = match lines.iter().rposition(|byte| *byte == b'\n') {
@@ -175,7 +249,7 @@ fn end(file: &File, whole: u64) -> io::Result<Result<(u64, Link), Damaged>> {
         None => lines,
     };
     match Link::after(line) {
-        Ok(link) => Ok(Ok((from + newline as u64 + 1, link))),
-        Err(what) => damaged(&format!("the last line {what}")),
+        Ok(link) => Ok(Ok((from + newline as u64 + 1, Some(link)))),
+        Err(what) => damaged(&format!("the last line of the file is invalid: {what}")),
     }
 }

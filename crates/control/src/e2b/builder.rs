@@ -5,13 +5,14 @@
 
 use std::sync::Arc;
 
-use api::account::Role;
 use api::limits::WantedLimits;
 use api::policy::{Policy, Preset};
 use api::{Error, ErrorCode, Layer, Ran, Retry};
 use axum::Json;
-use axum::extract::{ConnectInfo, Path, Query, Request, State};
+use axum::extract::{FromRequestParts, Path, Query, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use node::clock;
 use node::template::recipe::Ground;
 use node::template::sent::Archives;
 use node::template::{Builder, Order, Store, Template, shipped};
@@ -19,7 +20,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::audit::{Act, hex};
-use crate::caller::Caller;
+use crate::authority::caller::{peer, remember};
+use crate::authority::grant::States;
+use crate::authority::secret::Ticket;
+use crate::authority::{Admin, Caller, Credential, Grant, Need, Reach};
 use crate::listen::Encrypted;
 use crate::platform::Platform;
 use crate::ports::name::authority;
@@ -55,17 +59,44 @@ pub struct From {
 }
 
 #[derive(Deserialize)]
-pub struct Shown {
+struct Shown {
     ticket: String,
+}
+
+/// A request that has used up a ticket for one archive.
+pub struct Uploader {
+    archive: String,
+}
+
+impl States for Uploader {
+    const NEED: Need = Need::Ticket;
+}
+
+impl FromRequestParts<Arc<Platform>> for Uploader {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, platform: &Arc<Platform>) -> Told<Self> {
+        let from = peer(parts);
+        let refuse = || platform.accounts.refuse(from);
+        let path = Path::<(String, String)>::from_request_parts(parts, &()).await;
+        let Path((_, archive)) = path.map_err(|_| refuse())?;
+        let query = Query::<Shown>::from_request_parts(parts, &()).await;
+        let Query(Shown { ticket }) = query.map_err(|_| refuse())?;
+        let ticket = Ticket::parse(&ticket).ok_or_else(refuse)?;
+        let now_ms = platform.store.now_ms(clock::wall_ms());
+        let account = platform.e2b.builds.take(ticket.hash(), &archive, now_ms).ok_or_else(refuse)?;
+        let reach = Reach::Archive(archive.clone());
+        remember(parts, &Grant { credential: Credential::Ticket, account, reach })?;
+        Ok(Self { archive })
+    }
 }
 
 /// Asks for a build. Nothing happens yet.
 pub async fn request(
-    By(caller): By<Caller>,
+    _: By<Caller<Admin>>,
     State(platform): State<Arc<Platform>>,
     Given(asked): Given<Asked>,
 ) -> Told<(StatusCode, Json<Value>)> {
-    caller.require(Role::Admin)?;
     let name = asked.check()?;
     let limits = WantedLimits {
         cpu_millis: asked.cpu_count.map(|count| count.saturating_mul(1000)),
@@ -92,35 +123,31 @@ pub async fn request(
 
 /// Where the files of a step are to be sent, unless they are here.
 pub async fn files(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Admin>>,
     State(platform): State<Arc<Platform>>,
     Path((template, archive)): Path<(String, String)>,
     request: Request,
 ) -> Told<(StatusCode, Json<Value>)> {
-    caller.require(Role::Admin)?;
     Template::check_name(ours(&template))?;
     let present = Archives::open(platform.node.data())?.has(&archive).await?;
     let (parts, _) = request.into_parts();
     let encrypted = parts.extensions.get::<Encrypted>().is_some_and(|encrypted| encrypted.0);
     let scheme = if platform.ports.domain.encrypted().unwrap_or(encrypted) { "https" } else { "http" };
     let host = authority(&parts)?.unwrap_or_default();
-    let ticket = hex(&node::machine::random::<32>()?);
-    platform.e2b.builds.admit(&ticket, &archive);
+    let ticket = Ticket::fresh()?;
+    let now_ms = platform.store.now_ms(clock::wall_ms());
+    platform.e2b.builds.admit(ticket.hash(), &archive, &caller.account, now_ms);
+    let ticket = ticket.reveal();
     let url = format!("{scheme}://{host}/templates/{template}/files/{archive}?ticket={ticket}");
     Ok((StatusCode::CREATED, Json(json!({ "present": present, "url": url }))))
 }
 
 /// Takes the files of a step, from whoever was given the address.
 pub async fn receive(
+    Uploader { archive }: Uploader,
     State(platform): State<Arc<Platform>>,
-    Path((_, archive)): Path<(String, String)>,
-    Query(Shown { ticket }): Query<Shown>,
     request: Request,
 ) -> Told<StatusCode> {
-    if !platform.e2b.builds.take(&ticket, &archive) {
-        let from = request.extensions().get::<ConnectInfo<std::net::SocketAddr>>().map(|info| info.0.ip());
-        return Err(platform.accounts.refuse(from).into());
-    }
     let length = length(request.headers());
     let mut coming = Coming::of(request)?;
     let archives = Archives::open(platform.node.data())?;
@@ -139,12 +166,11 @@ pub async fn receive(
 
 /// Begins a build that was asked for.
 pub async fn begin(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Admin>>,
     State(platform): State<Arc<Platform>>,
     Path((template, build)): Path<(String, String)>,
     Given(wanted): Given<Wanted>,
 ) -> Told<StatusCode> {
-    caller.require(Role::Admin)?;
     let build = platform.e2b.builds.find(ours(&template), &build)?;
     let ground = wanted.ground()?;
     let store = Store::new(platform.node.data());
@@ -155,8 +181,9 @@ pub async fn begin(
     let plan = wanted.plan(ground, standing, build.limits)?;
     platform.e2b.builds.check_room()?;
     if !build.begin() {
-        let fix = "Ask for another build.";
-        let error = Error { code: ErrorCode::Conflict, ..Error::invalid("this build was begun before", fix) };
+        let fix = "Request a new build.";
+        let error =
+            Error { code: ErrorCode::Conflict, ..Error::invalid("this build was already started", fix) };
         return Err(error.into());
     }
     platform.note(&caller, Act::TemplateBuild, |entry| entry.detail(&build.template));
@@ -175,12 +202,11 @@ pub async fn begin(
 
 /// How a build is doing.
 pub async fn status(
-    By(caller): By<Caller>,
+    _: By<Caller<Admin>>,
     State(platform): State<Arc<Platform>>,
     Path((template, build)): Path<(String, String)>,
     Query(from): Query<From>,
 ) -> Told<Json<Value>> {
-    caller.require(Role::Admin)?;
     let build = platform.e2b.builds.find(ours(&template), &build)?;
     Ok(Json(build.shown(from.logs_offset)))
 }
@@ -191,12 +217,12 @@ impl Asked {
         let (name, tag) = self.name.split_once(':').unwrap_or((&self.name, "default"));
         let others = self.tags.iter().flatten().any(|tag| tag != "default");
         if tag != "default" || others {
-            return Err(not_offered("tags", "Give each template a name of its own, such as `tools-v2`."));
+            return Err(not_offered("tags", "Give each template a separate name, such as `tools-v2`."));
         }
         Template::check_name(ours(name))?;
         if shipped::names().contains(&ours(name)) {
-            let what = format!("the template {name} comes with Belljar");
-            return Err(Error::invalid(what, "Give yours another name.").into());
+            let what = format!("the template {name} is built into Bellglass and cannot be replaced");
+            return Err(Error::invalid(what, "Choose another name for your template.").into());
         }
         Ok(name.to_owned())
     }
@@ -209,7 +235,9 @@ async fn made(platform: &Platform, build: &Arc<Build>, (plan, reach): (Plan, Pol
         .and_then(|builder| Ok((Arc::new(builder), shipped::lay_out(data)?)))
         .map_err(|error| error.to_api())?;
     if plan.as_root {
-        build.warn("sandboxes run as `user`, also of a template that ends as root");
+        build.warn(
+            "sandboxes of this template run as `user`, although the last USER step of the template sets root",
+        );
     }
     let (with, of) = (Arc::clone(&builder), Arc::clone(build));
     // Whatever becomes of it, somebody is here to end what it made.
@@ -261,10 +289,10 @@ fn uuid() -> Result<String, Refused> {
 fn interrupted() -> Error {
     Error {
         code: ErrorCode::Platform,
-        message: "the build was given up".into(),
+        message: "the build stopped unexpectedly".into(),
         layer: Layer::Platform,
         ran: Ran::Unknown,
         retry: Retry::Safe,
-        fix: "Build again: steps that were made are kept.".into(),
+        fix: "Build again. Completed steps are cached.".into(),
     }
 }

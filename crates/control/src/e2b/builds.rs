@@ -19,6 +19,9 @@ use node::template::Progress;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
+use crate::account::Account;
+use crate::authority::secret::TicketHash;
+
 use super::fault::sentence;
 use super::time::rfc3339;
 
@@ -38,13 +41,15 @@ const TICKETS_MAX: usize = 4096;
 /// All builds.
 pub struct Builds {
     all: Mutex<BTreeMap<u64, Arc<Build>>>,
-    tickets: Mutex<HashMap<String, Ticket>>,
+    tickets: Mutex<HashMap<TicketHash, Ticket>>,
     /// Who has it builds.
     pub turn: Semaphore,
 }
 
 /// What lets somebody send an archive without a key.
 struct Ticket {
+    /// On whose account it was given: the upload is counted against its project, and ends with its key.
+    account: Arc<Account>,
     archive: String,
     until_ms: u64,
 }
@@ -119,7 +124,8 @@ impl Builds {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let found = all.values().find(|build| build.id == id && build.template == template);
         found.cloned().ok_or_else(|| Error {
-            fix: "Builds end with the server: if it was started again, build again.".into(),
+            fix: "Builds do not survive a restart of the server. If the server was restarted, build again."
+                .into(),
             ..Error::not_found("there is no such build of this template")
         })
     }
@@ -136,33 +142,34 @@ impl Builds {
         }
         Err(Error {
             code: ErrorCode::Capacity,
-            message: format!("{waiting} builds wait for their turn, which is as many as may"),
+            message: format!("{waiting} builds are already queued or running, the maximum"),
             layer: Layer::Platform,
             ran: Ran::No,
             retry: Retry::Safe,
-            fix: "Build again when some of them have ended.".into(),
+            fix: "Build again when some of these builds have finished.".into(),
         })
     }
 
     /// Lets whoever shows this ticket send that archive, once.
-    pub fn admit(&self, ticket: &str, archive: &str) {
-        let now = clock::wall_ms();
+    pub fn admit(&self, ticket: TicketHash, archive: &str, account: &Arc<Account>, now: u64) {
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         tickets.retain(|_, ticket| ticket.until_ms > now);
         if tickets.len() >= TICKETS_MAX {
-            let oldest =
-                tickets.iter().min_by_key(|(_, ticket)| ticket.until_ms).map(|(name, _)| name.clone());
-            tickets.remove(&oldest.unwrap_or_default());
+            let oldest = tickets.iter().min_by_key(|(_, ticket)| ticket.until_ms).map(|(name, _)| *name);
+            oldest.map(|oldest| tickets.remove(&oldest));
         }
         let until_ms = now.saturating_add(clock::millis(TICKET_VALID));
-        tickets.insert(ticket.to_owned(), Ticket { archive: archive.to_owned(), until_ms });
+        let (archive, account) = (archive.to_owned(), Arc::clone(account));
+        tickets.insert(ticket, Ticket { archive, account, until_ms });
     }
 
-    /// Takes a ticket for that archive. Says whether it was one.
-    pub fn take(&self, ticket: &str, archive: &str) -> bool {
+    /// Takes a ticket for that archive, if it is one: on whose account it was given. It is used up, also for another archive, and ends
+    /// with the key that asked for it.
+    pub fn take(&self, ticket: TicketHash, archive: &str, now: u64) -> Option<Arc<Account>> {
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = tickets.remove(ticket);
-        found.is_some_and(|found| found.archive == archive && found.until_ms > clock::wall_ms())
+        let found = tickets.remove(&ticket)?;
+        let works = found.account.works(now) || api::defence::is_off("H-42");
+        (found.archive == archive && found.until_ms > now && works).then_some(found.account)
     }
 }
 
@@ -187,7 +194,7 @@ impl Build {
                 now.step = number;
                 // Those that nobody wrote are nobody's concern, as long as they work.
                 if number > 0 {
-                    let note = if kept { " (made before)" } else { "" };
+                    let note = if kept { " (cached)" } else { "" };
                     now.say("info", &format!("[{number}/{count}] {what}{note}"));
                 }
             }
@@ -273,7 +280,7 @@ impl Now {
         self.bytes = self.bytes.saturating_add(text.len() + size_of::<Line>());
         let text = match over {
             true if self.cut => return,
-            true => "more was said, and is in the log of the template".into(),
+            true => "output truncated; see the log of the template for the rest".into(),
             false => text,
         };
         self.cut |= over;
@@ -308,6 +315,7 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::authority::secret;
 
     fn build() -> Arc<Build> {
         Builds::default().add("b".into(), "t".into(), WantedLimits::default())
@@ -334,17 +342,26 @@ mod tests {
             build.hear(Progress::Output(b"xxxxxxxx\n"));
         }
         assert!(build.lock().lines.len() * size_of::<Line>() < SHOWN_BYTES_MAX);
-        assert!(build.lock().lines.last().unwrap().text.starts_with("more was said"));
+        assert!(build.lock().lines.last().unwrap().text.starts_with("output truncated"));
         assert_eq!(build.shown(10)["logs"].as_array().unwrap().len(), PAGE_LINES);
     }
 
     #[test]
     fn a_ticket_is_for_one_archive_and_once() {
         let builds = Builds::default();
-        builds.admit("t", "a");
-        assert!(!builds.take("t", "b"), "for another archive, and it is used up");
-        builds.admit("t", "a");
-        assert!(builds.take("t", "a") && !builds.take("t", "a") && !builds.take("", "a"));
+        let account = Arc::new(Account::of_test());
+        let (ticket, other) = (secret::Ticket::fresh().unwrap(), secret::Ticket::fresh().unwrap());
+        builds.admit(ticket.hash(), "a", &account, 1);
+        assert!(builds.take(ticket.hash(), "b", 1).is_none(), "it is for another archive");
+        assert!(builds.take(ticket.hash(), "a", 1).is_none(), "it is used up");
+        builds.admit(ticket.hash(), "a", &account, 1);
+        assert!(builds.take(other.hash(), "a", 1).is_none());
+        assert!(builds.take(ticket.hash(), "a", 1).is_some() && builds.take(ticket.hash(), "a", 1).is_none());
+        builds.admit(ticket.hash(), "a", &account, 1);
+        assert!(builds.take(ticket.hash(), "a", clock::millis(TICKET_VALID) + 2).is_none(), "it is too old");
+        builds.admit(ticket.hash(), "a", &account, 1);
+        account.revoked.cancel();
+        assert!(builds.take(ticket.hash(), "a", 1).is_none(), "its key was revoked");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! object a line, in ASCII: JavaScript's SDK decodes each piece of the network by itself, and would break a character that is cut in two.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
+use std::io;
 use std::time::Duration;
 
 use api::code::{Code, ContextInfo, ContextSpec, Language, RunResult};
@@ -31,7 +31,7 @@ use super::connect::{Asked, Called, Code as Why, Failed};
 use super::fault::gone;
 use super::place::absolute;
 use super::results::{ascii, ended, result, text, written};
-use super::who::{Coder, Inside};
+use super::who::{Coder, Contextual, Inside};
 
 /// A run that says nothing is said to go on this often.
 const ALIVE_EVERY: Duration = Duration::from_secs(5);
@@ -102,19 +102,34 @@ pub async fn execute(Coder(inside): Coder, Asked(ask): Asked<Execute>) -> Result
     platform.note(caller, Act::Exec, |entry| entry.sandbox(sandbox).exec(&id).command(&spec));
     let (_, exec) = platform.node.follow(call, &id, spec).await?;
     let (carried, held) = (Carried::default(), None);
-    let run = Run { inside, exec, context, carried, held, failed: false, over: false, _place: place };
-    let body = stream::unfold(Some(run), |run| async move {
-        let mut run = run?;
-        let bytes = run.next().await;
-        let goes_on = !run.over;
-        Some((Ok::<_, Infallible>(bytes), goes_on.then_some(run)))
+    let run =
+        Run { inside, exec, context, is_python, carried, held, failed: false, over: None, _place: place };
+    let body = stream::unfold(Step::Running(Box::new(run)), |step| async move {
+        match step {
+            Step::Running(mut run) => {
+                let bytes = run.next().await;
+                let step = match run.over {
+                    None => Step::Running(run),
+                    Some(Over::Ended) => Step::Done,
+                    Some(Over::Lost) => Step::Lost,
+                };
+                Some((Ok(bytes), step))
+            }
+            Step::Lost => {
+                Some((Err(io::Error::other("the sandbox ended while the code was running")), Step::Done))
+            }
+            Step::Done => None,
+        }
     });
     let headers = [(header::CONTENT_TYPE, "application/x-ndjson"), (header::CACHE_CONTROL, "no-store")];
     Ok((StatusCode::OK, headers, Body::from_stream(body)).into_response())
 }
 
 /// Makes a context.
-pub async fn create(Coder(inside): Coder, Asked(ask): Asked<Create>) -> Result<Json<Value>, Refused> {
+pub async fn create(
+    Contextual(inside): Contextual,
+    Asked(ask): Asked<Create>,
+) -> Result<Json<Value>, Refused> {
     let language = language(ask.language.as_deref())?;
     let cwd = absolute(ask.cwd.as_deref().unwrap_or_default(), &inside.home);
     let id = ContextId::from_random(node::machine::random()?);
@@ -122,13 +137,16 @@ pub async fn create(Coder(inside): Coder, Asked(ask): Asked<Create>) -> Result<J
 }
 
 /// All of them.
-pub async fn list(Coder(inside): Coder) -> Result<Json<Value>, Refused> {
+pub async fn list(Contextual(inside): Contextual) -> Result<Json<Value>, Refused> {
     let contexts = inside.call.contexts().await?;
     Ok(Json(contexts.iter().map(shown).collect()))
 }
 
 /// Ends one.
-pub async fn remove(Coder(inside): Coder, Path(named): Path<String>) -> Result<StatusCode, Refused> {
+pub async fn remove(
+    Contextual(inside): Contextual,
+    Path(named): Path<String>,
+) -> Result<StatusCode, Refused> {
     let id = known(&inside, &named).await?.id;
     inside
         .platform
@@ -138,7 +156,10 @@ pub async fn remove(Coder(inside): Coder, Path(named): Path<String>) -> Result<S
 }
 
 /// Has one begin anew.
-pub async fn restart(Coder(inside): Coder, Path(named): Path<String>) -> Result<StatusCode, Refused> {
+pub async fn restart(
+    Contextual(inside): Contextual,
+    Path(named): Path<String>,
+) -> Result<StatusCode, Refused> {
     let id = known(&inside, &named).await?.id;
     inside.platform.note(&inside.caller, Act::ContextRestart, |entry| {
         entry.sandbox(&inside.sandbox).detail(id.as_str())
@@ -150,7 +171,7 @@ pub async fn restart(Coder(inside): Coder, Path(named): Path<String>) -> Result<
 /// In what code runs: the context that is named, or that of its language; some languages have none.
 async fn chosen(inside: &Inside, ask: &Execute) -> Called<(Option<Language>, Option<ContextId>)> {
     match (&ask.context_id, &ask.language) {
-        (Some(_), Some(_)) => Err(Failed::of(Why::InvalidArgument, "name a context or a language, not both")),
+        (Some(_), Some(_)) => Err(Failed::of(Why::InvalidArgument, "name either a context or a language")),
         (Some(named), None) => Ok((None, Some(known(inside, named).await?.id))),
         (None, name) => {
             let language = language(name.as_deref())?;
@@ -196,7 +217,8 @@ fn language(name: Option<&str>) -> Called<Language> {
         "typescript" | "ts" => Ok(Language::Typescript),
         other => {
             let shown: String = other.chars().take(32).collect();
-            let told = format!("there is no {shown}; use python, bash, javascript or typescript");
+            let told =
+                format!("language {shown} is not supported; use python, bash, javascript or typescript");
             Err(Failed::of(Why::InvalidArgument, told))
         }
     }
@@ -206,17 +228,33 @@ fn shown(info: &ContextInfo) -> Value {
     json!({ "id": info.id, "language": info.language.name(), "cwd": info.cwd })
 }
 
+/// The state of a response.
+enum Step {
+    Running(Box<Run>),
+    /// The outcome is unknown. The SDKs notice that only if the connection breaks: after a complete response they report success.
+    Lost,
+    Done,
+}
+
+/// How a run is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Over {
+    Ended,
+    Lost,
+}
+
 /// A run under way.
 struct Run {
     inside: Inside,
     exec: Exec,
     context: Option<ContextId>,
+    is_python: bool,
     carried: Carried,
     /// What was written to standard error last: an exception that ends the code is written there too, and these clients are told it once.
     held: Option<String>,
     /// Whether an error was told.
     failed: bool,
-    over: bool,
+    over: Option<Over>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -229,7 +267,7 @@ impl Run {
                 Err(_) if self.held.is_some() => self.let_go().into_iter().collect(),
                 Err(_) => vec![json!({ "type": "keepalive" })],
                 Ok(Ok(Some(event))) => self.told(event).await,
-                Ok(Ok(None) | Err(_)) => self.broken(),
+                Ok(Ok(None) | Err(_)) => self.lost(),
             };
             if !lines.is_empty() {
                 return lines.iter().map(ascii).collect::<String>().into();
@@ -237,10 +275,10 @@ impl Run {
         }
     }
 
-    fn broken(&mut self) -> Vec<Value> {
-        self.over = true;
-        let last = [json!({ "type": "unexpected_end_of_execution" }), json!({ "type": "end_of_execution" })];
-        self.let_go().into_iter().chain(last).collect()
+    fn lost(&mut self) -> Vec<Value> {
+        self.over = Some(Over::Lost);
+        let last = json!({ "type": "unexpected_end_of_execution" });
+        self.rest(&[Stream::Stdout, Stream::Stderr]).into_iter().chain([last]).collect()
     }
 
     async fn told(&mut self, event: Event) -> Vec<Value> {
@@ -261,7 +299,7 @@ impl Run {
             }
             Event::Gap { stream, from, to } => {
                 let mut lines = self.rest(&[stream]);
-                lines.push(text("stderr", &format!("[{} bytes of output were not kept]\n", to - from)));
+                lines.push(text("stderr", &format!("[{} bytes of output were dropped]\n", to - from)));
                 lines
             }
             Event::Result { line, .. } => {
@@ -275,14 +313,14 @@ impl Run {
                 lines.extend(result(line.result));
                 lines
             }
+            Event::End(end) if matches!(end.outcome, Outcome::SandboxLost { .. } | Outcome::Unknown) => {
+                self.lost()
+            }
             Event::End(end) => {
-                self.over = true;
+                self.over = Some(Over::Ended);
                 let mut lines = self.rest(&[Stream::Stdout, Stream::Stderr]);
-                lines.extend(ended(&end).filter(|_| !self.failed));
+                lines.extend(ended(&end, self.is_python).filter(|_| !self.failed));
                 lines.extend(self.count().await);
-                if matches!(end.outcome, Outcome::SandboxLost { .. } | Outcome::Unknown) {
-                    lines.push(json!({ "type": "unexpected_end_of_execution" }));
-                }
                 lines.push(json!({ "type": "end_of_execution" }));
                 lines
             }
@@ -315,7 +353,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        if !self.over {
+        if self.over.is_none() {
             let exec = self.inside.call.reader(self.exec.id().clone());
             tokio::spawn(async move {
                 // One that has ended in the meantime is as it should be.

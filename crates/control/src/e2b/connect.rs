@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::caller::whole;
+use crate::body;
 use crate::fault::Fault;
 
 use super::fault::{gone, sentence};
@@ -29,6 +29,8 @@ const STREAMED: &str = "application/connect+json";
 /// A stream on which nothing happens says so this often, unless its client wants it more often.
 const ALIVE_EVERY: Duration = Duration::from_secs(30);
 const HEAD_BYTES: usize = 5;
+/// A message up to this length may share the buffer of what comes after it.
+const SHARED_BYTES_MAX: usize = 16 << 10;
 const LAST: u8 = 2;
 
 /// Why a call failed, by its name on the wire.
@@ -186,13 +188,13 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
         if request.headers().get(header::CONTENT_ENCODING).is_some_and(|coding| coding == "identity") {
             request.headers_mut().remove(header::CONTENT_ENCODING);
         }
-        let bytes = whole(request, MESSAGE_BYTES_MAX).await?.bytes;
+        let bytes = body::message(request, MESSAGE_BYTES_MAX).await?;
         let message = if streams { only(&bytes)? } else { bytes };
         // Where everything is as usual, nothing is said.
         let text: &[u8] = if message.is_empty() { b"{}" } else { &message };
         let parsed = serde_json::from_slice(text);
         Ok(Self(
-            parsed.map_err(|error| Failed::of(Code::InvalidArgument, format!("the message is {error}")))?,
+            parsed.map_err(|error| Failed::of(Code::InvalidArgument, format!("invalid message: {error}")))?,
         ))
     }
 }
@@ -203,7 +205,9 @@ fn only(bytes: &Bytes) -> Called<Bytes> {
     envelopes.take(bytes);
     match envelopes.next() {
         Ok(Some(message)) => Ok(message),
-        Ok(None) => Err(Failed::of(Code::InvalidArgument, "the body ends before its message does")),
+        Ok(None) => {
+            Err(Failed::of(Code::InvalidArgument, "the request body ends before its message is complete"))
+        }
         Err(failed) => Err(failed),
     }
 }
@@ -228,17 +232,36 @@ impl Envelopes {
         };
         let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
         if flags & 1 != 0 {
-            return Err(Failed::of(Code::Unimplemented, "the message is packed; send it as it is"));
+            return Err(Failed::of(
+                Code::Unimplemented,
+                "compressed messages are not supported; send the message uncompressed",
+            ));
         }
         if length > MESSAGE_BYTES_MAX {
-            let told = format!("the message has {length} bytes, the most is {MESSAGE_BYTES_MAX}");
+            let told = format!("the message has {length} bytes, the maximum is {MESSAGE_BYTES_MAX}");
             return Err(Failed::of(Code::InvalidArgument, told));
         }
         if self.0.len() < HEAD_BYTES + length {
             return Ok(None);
         }
         let mut envelope = self.0.split_to(HEAD_BYTES + length);
+        if length > SHARED_BYTES_MAX {
+            // The rest has a buffer of its own: else it would hold all of this one for as long as the stream lasts.
+            self.0 = BytesMut::from(&*self.0);
+        }
         Ok(Some(envelope.split_off(HEAD_BYTES).freeze()))
+    }
+
+    /// The length of the message that is not whole yet, as far as it is known; none between two messages.
+    pub fn unfinished(&self) -> Option<usize> {
+        let (&[_, a, b, c, d], _) = match self.0.split_first_chunk::<HEAD_BYTES>() {
+            Some(head) => head,
+            None => return (!self.0.is_empty()).then_some(HEAD_BYTES),
+        };
+        Some(
+            HEAD_BYTES
+                .saturating_add(usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX)),
+        )
     }
 }
 

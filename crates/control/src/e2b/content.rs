@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::files::{FileAnswer, FileAsk, FileKind, FilePath, Hashing};
-use api::{Error, ErrorCode};
+use api::sandbox::{Sandbox, SandboxState};
+use api::{Error, ErrorCode, SandboxId};
 use axum::Json;
-use axum::extract::{FromRequest as _, FromRequestParts as _, Multipart, Query, Request, State};
-use axum::http::request::Parts;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -17,6 +17,9 @@ use http_body_util::{BodyExt as _, Limited};
 use serde_json::{Value, json};
 
 use crate::audit::Act;
+use crate::authority::Anyone;
+use crate::body::{discard, lend};
+use crate::listen::Origin;
 use crate::output::place;
 use crate::platform::Platform;
 use crate::routes::files::flow::{Coming, Held, outward};
@@ -24,17 +27,17 @@ use crate::routes::files::flow::{Coming, Held, outward};
 use super::connect::{Called, Code, Failed};
 use super::fault::gone;
 use super::filesystem::followed;
+use super::form::{Form, wrong};
 use super::place::name;
-use super::who::{Inside, May, Signed, named};
+use super::who::{Filed, Inside, Reading, Signed, Writing, is_shown, named};
 
 /// A link may lead to a link, so often.
 const LINKS_MAX: usize = 8;
-/// Files of one form.
+/// Parts of one form.
 const PARTS_MAX: usize = 1000;
 const METADATA: &str = "x-metadata-";
-/// A body that is refused is taken for so long, and so much of it.
-const DRAIN_WITHIN: Duration = Duration::from_secs(5);
-const DRAIN_BYTES: usize = 1 << 20;
+/// For the control of H-31, in test builds: how long a refused body was kept before the defence.
+const KEPT_WITHIN: Duration = Duration::from_secs(5);
 /// A piece of a packed body that is unpacked at once.
 const PACKED_BYTES: usize = 8 << 10;
 
@@ -59,20 +62,27 @@ impl IntoResponse for Refused {
     }
 }
 
-/// Whether a sandbox runs. Nobody has to show anything for that.
-pub async fn health(State(platform): State<Arc<Platform>>, request: Request) -> Response {
+/// Whether a sandbox runs, for clients that show its token. To others none does: one answer for every name. Asking keeps nothing in use.
+pub async fn health(_: Anyone, State(platform): State<Arc<Platform>>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
+    let runs = |id: &SandboxId| match api::defence::is_off("H-39") {
+        true => platform.node.call(id).is_ok(),
+        false => is_shown(&parts, &platform, id) && platform.node.find(id).is_some_and(|shown| is_up(&shown)),
+    };
     match named(&parts) {
-        Ok(id) if platform.node.call(&id).is_ok() => StatusCode::NO_CONTENT.into_response(),
+        Ok(id) if runs(&id) => StatusCode::NO_CONTENT.into_response(),
         Ok(id) => gone(Some(&id)),
         Err(failed) => Refused(failed).into_response(),
     }
 }
 
+fn is_up(shown: &Sandbox) -> bool {
+    shown.state == SandboxState::Running && !shown.paused
+}
+
 /// A file.
-pub async fn read(State(platform): State<Arc<Platform>>, request: Request) -> Result<Response, Refused> {
-    let (mut parts, _) = request.into_parts();
-    let (signed, inside) = entered(&mut parts, &platform, May::Read).await?;
+pub async fn read(Filed { entered, .. }: Filed<Reading>) -> Result<Response, Refused> {
+    let (signed, inside) = entered?;
     let mut path = inside.path(&signed.path)?;
     let place = place(&inside.caller.share)?;
     let files = inside.call.files();
@@ -96,48 +106,56 @@ pub async fn read(State(platform): State<Arc<Platform>>, request: Request) -> Re
                 );
                 return Ok(response);
             }
-            Ok(_) => return Err(Failed::of(Code::Internal, "an answer to something else").into()),
+            Ok(_) => return Err(Failed::of(Code::Internal, "unexpected type of response").into()),
             Err(error) if error.to_api().code == ErrorCode::NotRegular => {
                 path = led(&inside, path, error).await?
             }
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Failed::of(Code::InvalidArgument, "too many links lead to each other").into())
+    Err(Failed::of(Code::InvalidArgument, "too many levels of symbolic links").into())
 }
 
 /// Puts files where they are said to be: one as the body, or some as the parts of a form. Directories above them are made.
-pub async fn write(State(platform): State<Arc<Platform>>, request: Request) -> Result<Json<Value>, Refused> {
-    let (mut parts, body) = request.into_parts();
-    let entered = entered(&mut parts, &platform, May::Write).await.and_then(|entered| {
+pub async fn write(Filed { entered, .. }: Filed<Writing>, request: Request) -> Result<Json<Value>, Refused> {
+    let (parts, body) = request.into_parts();
+    let entered = entered.and_then(|entered| {
         let has_metadata = parts.headers.keys().any(|name| name.as_str().starts_with(METADATA));
-        let told = "files have no metadata of their own here; write it into a file beside them";
+        let told = "file metadata is not supported; write the metadata to a separate file";
         if has_metadata { Err(Failed::of(Code::Unimplemented, told)) } else { Ok(entered) }
     });
     let (signed, inside) = match entered {
         Ok(entered) => entered,
         Err(failed) => {
-            // Whoever is busy sending does not read why.
-            let _ = tokio::time::timeout(DRAIN_WITHIN, Limited::new(body, DRAIN_BYTES).collect()).await;
+            let origin = parts.extensions.get::<Origin>();
+            match api::defence::is_off("H-31") {
+                true => drop(tokio::time::timeout(KEPT_WITHIN, Limited::new(body, 1 << 20).collect()).await),
+                false => discard(body, origin).await,
+            }
             return Err(failed.into());
         }
     };
+    let _place = place(&inside.caller.share)?;
     let kind =
         parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let is_form = kind.starts_with("multipart/");
+    let (body, lent) = lend(body);
     let request = Request::from_parts(parts, body);
     let written = if is_form {
-        form(&inside, &signed.path, request).await
+        form(&inside, &signed, request).await
     } else {
         plain(&inside, &signed.path, request).await
     };
+    if written.is_err() {
+        lent.discard().await;
+    }
     Ok(Json(written?.iter().map(shown).collect()))
 }
 
 /// One file, which is the body.
 async fn plain(inside: &Inside, named: &str, mut request: Request) -> Called<Vec<FilePath>> {
     if named.is_empty() {
-        return Err(Failed::of(Code::InvalidArgument, "the query names no path"));
+        return Err(Failed::of(Code::InvalidArgument, "the query has no path"));
     }
     let path = inside.path(named)?;
     let packed = request.headers_mut().remove(header::CONTENT_ENCODING).filter(|coding| coding == "gzip");
@@ -165,33 +183,42 @@ async fn plain(inside: &Inside, named: &str, mut request: Request) -> Called<Vec
 }
 
 /// Files as the parts of a form that are named `file`.
-async fn form(inside: &Inside, named: &str, request: Request) -> Called<Vec<FilePath>> {
-    let wrong = |told: String| Failed::of(Code::InvalidArgument, format!("the form cannot be read: {told}"));
-    let form = Multipart::from_request(request, &()).await;
-    let mut form = form.map_err(|error| wrong(error.body_text()))?;
-    let mut all = Vec::new();
-    while let Some(mut part) = form.next_field().await.map_err(|error| wrong(error.body_text()))? {
-        if part.name() != Some("file") {
-            continue;
+async fn form(inside: &Inside, signed: &Signed, request: Request) -> Called<Vec<FilePath>> {
+    let named = signed.path.as_str();
+    let mut form = Form::of(request).await?;
+    let (mut all, mut parts) = (Vec::new(), 0);
+    while let Some(mut part) = form.next().await? {
+        parts += 1;
+        if parts > PARTS_MAX {
+            return Err(wrong(&format!("more than {PARTS_MAX} parts")));
         }
-        if all.len() >= PARTS_MAX {
-            return Err(wrong(format!("it has more than {PARTS_MAX} files")));
+        if part.name() != Some("file") {
+            while part.piece().await?.is_some() {}
+            continue;
         }
         // A part's own name may have directories in it; one in the query is for all.
         let own = if named.is_empty() { part.file_name().unwrap_or_default() } else { named };
         if own.is_empty() {
-            return Err(wrong("a part has no name".into()));
+            return Err(wrong("a part has no file name"));
+        }
+        // A signature without a path is for new files in the home directory: not for what shells and programs read there.
+        let reaches_more = own.contains('/') || own.starts_with('.');
+        if named.is_empty() && signed.signature.is_some() && reaches_more && !api::defence::is_off("H-42") {
+            return Err(Failed::of(
+                Code::PermissionDenied,
+                "a signature without a path allows only plain file names",
+            ));
         }
         let path = inside.path(own)?;
         let mut writing = begin(inside, &path).await?;
-        while let Some(bytes) = part.chunk().await.map_err(|error| wrong(error.body_text()))? {
+        while let Some(bytes) = part.piece().await? {
             writing.push(bytes).await?;
         }
         writing.finish().await?;
         all.push(path);
     }
     if all.is_empty() {
-        return Err(wrong("it has no part named `file`".into()));
+        return Err(wrong("no part is named `file`"));
     }
     Ok(all)
 }
@@ -203,14 +230,7 @@ fn unpacked(unpacking: &mut GzDecoder<Vec<u8>>, piece: &[u8]) -> Called<Bytes> {
 }
 
 fn not_packed(error: std::io::Error) -> Failed {
-    Failed::of(Code::InvalidArgument, format!("the body is not what gzip makes: {error}"))
-}
-
-async fn entered(parts: &mut Parts, platform: &Arc<Platform>, may: May) -> Called<(Signed, Inside)> {
-    let query = Query::<Signed>::from_request_parts(parts, &()).await;
-    let Query(signed) = query.map_err(|error| Failed::of(Code::InvalidArgument, error.body_text()))?;
-    let inside = signed.inside(parts, platform, may).await?;
-    Ok((signed, inside))
+    Failed::of(Code::InvalidArgument, format!("the request body is not valid gzip: {error}"))
 }
 
 async fn begin(inside: &Inside, path: &FilePath) -> Called<node::Writing> {

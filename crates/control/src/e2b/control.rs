@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::account::Role;
 use api::limits::{DEADLINE_MS_MAX, Limits, WantedLimits};
 use api::sandbox::{CreateSandbox, Sandbox, SandboxState};
 use api::{Error, ErrorCode};
@@ -17,7 +16,8 @@ use serde_json::{Value, json};
 
 use crate::account::Rate;
 use crate::audit::Act;
-use crate::caller::{Caller, Idempotency};
+use crate::authority::{Caller, Grant, Read, Write};
+use crate::caller::Idempotency;
 use crate::platform::Platform;
 
 use super::fault::{By, Given, Told, not_offered};
@@ -71,14 +71,14 @@ impl Create {
         let is = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
         let resumes = self.auto_resume.as_ref().is_some_and(|value| value["enabled"] == true);
         for (what, asked, instead) in [
-            ("autoPause", self.auto_pause == Some(true), "Give it a longer timeout; it lives up to a day."),
-            ("autoResume", resumes, "Give it a longer timeout; it lives up to a day."),
-            ("mcp", is(&self.mcp), "This server speaks MCP itself, at /mcp: docs/guides/mcp.md."),
-            ("iam", is(&self.iam), "Bind a secret to a host by a policy: docs/guides/secrets.md."),
+            ("autoPause", self.auto_pause == Some(true), "Set a longer timeout, up to one day."),
+            ("autoResume", resumes, "Set a longer timeout, up to one day."),
+            ("mcp", is(&self.mcp), "Use MCP at /mcp of this server: docs/guides/mcp.md."),
+            ("iam", is(&self.iam), "Bind a secret to a host with a policy: docs/guides/secrets.md."),
             (
                 "volumeMounts",
                 self.volume_mounts.as_ref().is_some_and(|all| !all.is_empty()),
-                "Put a dataset into the sandbox, or write its files.",
+                "Store the files as a dataset that is copied into the sandbox, or write the files to the sandbox after creating it.",
             ),
         ] {
             if asked {
@@ -91,13 +91,12 @@ impl Create {
 
 /// Makes a sandbox.
 pub async fn create(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
     (OriginalUri(uri), headers): (OriginalUri, HeaderMap),
     By(Idempotency(key)): By<Idempotency>,
     Given(ask): Given<Create>,
 ) -> Told<(StatusCode, Json<Value>)> {
-    caller.require(Role::Write)?;
     caller.pace(Rate::Create)?;
     ask.check()?;
     let usual = if uri.path().starts_with("/v2/") { TIMEOUT_S } else { TIMEOUT_V1_S };
@@ -124,13 +123,12 @@ pub async fn create(
 
 /// Tells what opens a sandbox, and has it live at least so long from now on. One that stands still goes on.
 pub async fn connect(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
     headers: HeaderMap,
     Given(ask): Given<Wanted>,
 ) -> Told<(StatusCode, Json<Value>)> {
-    caller.require(Role::Write)?;
     let sandbox = alive(&platform, &caller, &named).await?;
     let wanted = Duration::from_millis(lifetime(ask.timeout.unwrap_or(TIMEOUT_S)));
     Limits { ttl_ms: clock::millis(wanted), ..sandbox.limits }.check()?;
@@ -147,7 +145,7 @@ pub async fn connect(
 
 /// The same, as the oldest clients ask for it.
 pub async fn resume(
-    caller: By<Caller>,
+    caller: By<Caller<Write>>,
     platform: State<Arc<Platform>>,
     named: Path<String>,
     headers: HeaderMap,
@@ -159,22 +157,21 @@ pub async fn resume(
 
 /// How a sandbox is doing.
 pub async fn look(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
     headers: HeaderMap,
 ) -> Told<Json<Value>> {
     let sandbox = alive(&platform, &caller, &named).await?;
-    Ok(Json(shown::detailed(&platform, &sandbox, &headers)))
+    Ok(Json(shown::detailed(&platform, &sandbox, &headers, caller.key.role)))
 }
 
 /// Ends a sandbox.
 pub async fn kill(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
 ) -> Told<StatusCode> {
-    caller.require(Role::Write)?;
     let sandbox = alive(&platform, &caller, &named).await?;
     platform.stop(&caller, sandbox.id.as_str()).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -182,13 +179,13 @@ pub async fn kill(
 
 /// Has a sandbox live so long from now on, longer or shorter.
 pub async fn timeout(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
     Given(ask): Given<Wanted>,
 ) -> Told<StatusCode> {
-    caller.require(Role::Write)?;
-    let seconds = ask.timeout.ok_or_else(|| Error::invalid("timeout is missing", "Send it, in seconds."))?;
+    let seconds =
+        ask.timeout.ok_or_else(|| Error::invalid("timeout is missing", "Send `timeout`, in seconds."))?;
     let sandbox = alive(&platform, &caller, &named).await?;
     live_for(&platform, &caller, &sandbox, Duration::from_millis(lifetime(seconds))).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -196,12 +193,11 @@ pub async fn timeout(
 
 /// Has a sandbox live at least so long from now on.
 pub async fn refresh(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
     Given(ask): Given<Wanted>,
 ) -> Told<StatusCode> {
-    caller.require(Role::Write)?;
     let sandbox = alive(&platform, &caller, &named).await?;
     let wanted = Duration::from_millis(lifetime(ask.duration.unwrap_or(TIMEOUT_V1_S)));
     live_at_least(&platform, &caller, &sandbox, wanted).await?;
@@ -210,7 +206,7 @@ pub async fn refresh(
 
 /// What a sandbox uses now: one measurement, since none are kept.
 pub async fn metrics(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
 ) -> Told<Json<Value>> {
@@ -239,7 +235,7 @@ pub async fn metrics(
 
 /// What was asked of a sandbox, as far as it is kept.
 pub async fn logs(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
 ) -> Told<Json<Value>> {
@@ -258,21 +254,23 @@ pub async fn logs(
 
 /// Has a sandbox stand still, with what it has in memory.
 pub async fn pause(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
     Given(ask): Given<Wanted>,
 ) -> Told<StatusCode> {
-    caller.require(Role::Write)?;
     let sandbox = alive(&platform, &caller, &named).await?;
     if ask.memory == Some(false) {
-        return Err(not_offered("pause without memory", "Leave `memory` out: it is kept."));
+        return Err(not_offered(
+            "pausing without memory",
+            "Omit `memory`. A paused sandbox always keeps its memory.",
+        ));
     }
     platform.note(&caller, Act::Pause, |entry| entry.sandbox(&sandbox.id));
     if !platform.node.pause(&sandbox.id).await? {
         let error = Error {
             code: ErrorCode::Conflict,
-            ..Error::invalid("the sandbox is paused already", "Connect to it to have it go on.")
+            ..Error::invalid("the sandbox is already paused", "To resume the sandbox, connect to it.")
         };
         return Err(error.into());
     }
@@ -281,21 +279,21 @@ pub async fn pause(
 }
 
 /// Snapshots are not here.
-pub async fn no_snapshots(_: By<Caller>) -> Told<StatusCode> {
+pub async fn no_snapshots(_: By<Caller<Read>>) -> Told<StatusCode> {
     Err(not_offered(
         "snapshots",
-        "Build a template with what a sandbox should have: docs/guides/templates.md.",
+        "Build a template with the contents that sandboxes need: docs/guides/templates.md.",
     ))
 }
 
 /// Volumes are not here.
-pub async fn no_volumes(_: By<Caller>) -> Told<StatusCode> {
-    Err(not_offered("volumes", "Keep files as a dataset, or in a session: docs/guides/files.md."))
+pub async fn no_volumes(_: By<Caller<Read>>) -> Told<StatusCode> {
+    Err(not_offered("volumes", "Store files as a dataset or in a session: docs/guides/files.md."))
 }
 
 /// Secrets of this kind are not here.
-pub async fn no_secrets(_: By<Caller>) -> Told<StatusCode> {
-    Err(not_offered("secrets of this kind", "Use `belljar secret`: docs/guides/secrets.md."))
+pub async fn no_secrets(_: By<Caller<Read>>) -> Told<StatusCode> {
+    Err(not_offered("secrets of E2B's API", "Use `bellglass secret`: docs/guides/secrets.md."))
 }
 
 /// How long a sandbox lives, in milliseconds: what is too short is the shortest there is.
@@ -303,7 +301,7 @@ fn lifetime(seconds: u64) -> u64 {
     seconds.saturating_mul(1000).max(Limits::MIN.ttl_ms)
 }
 
-async fn live_for(platform: &Platform, caller: &Caller, sandbox: &Sandbox, ttl: Duration) -> Told<()> {
+async fn live_for(platform: &Platform, caller: &Grant, sandbox: &Sandbox, ttl: Duration) -> Told<()> {
     let limits = Limits { ttl_ms: clock::millis(ttl), ..sandbox.limits };
     limits.check()?;
     platform.note(caller, Act::Lease, |entry| entry.sandbox(&sandbox.id));
@@ -314,7 +312,7 @@ async fn live_for(platform: &Platform, caller: &Caller, sandbox: &Sandbox, ttl: 
 }
 
 /// Only ever longer.
-async fn live_at_least(platform: &Platform, caller: &Caller, sandbox: &Sandbox, ttl: Duration) -> Told<()> {
+async fn live_at_least(platform: &Platform, caller: &Grant, sandbox: &Sandbox, ttl: Duration) -> Told<()> {
     match platform.node.time_left(&sandbox.id) {
         Some(left) if left < ttl => live_for(platform, caller, sandbox, ttl).await,
         Some(_) | None => Ok(()),
@@ -322,7 +320,7 @@ async fn live_at_least(platform: &Platform, caller: &Caller, sandbox: &Sandbox, 
 }
 
 /// A sandbox that has not ended and is not about to.
-async fn alive(platform: &Platform, caller: &Caller, named: &str) -> Told<Sandbox> {
+async fn alive(platform: &Platform, caller: &Grant, named: &str) -> Told<Sandbox> {
     let sandbox = platform.running(caller, named).await?;
     if sandbox.state == SandboxState::Stopping {
         return Err(node::live::not_running(&sandbox).into());

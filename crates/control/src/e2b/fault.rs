@@ -10,7 +10,9 @@ use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use crate::caller::whole;
+use crate::authority::Need;
+use crate::authority::grant::States;
+use crate::body;
 use crate::fault::Fault;
 
 /// A refusal whose body says its status once more: JavaScript's SDK reads it there, Python's breaks without it.
@@ -29,6 +31,10 @@ impl<F: Into<Fault>> From<F> for Refused {
 /// What a request brings, refused in these words where it does not.
 pub struct By<T>(pub T);
 
+impl<T: States> States for By<T> {
+    const NEED: Need = T::NEED;
+}
+
 impl<S: Sync, T: FromRequestParts<S, Rejection = Fault>> FromRequestParts<S> for By<T> {
     type Rejection = Refused;
 
@@ -44,13 +50,13 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Given<T> {
     type Rejection = Refused;
 
     async fn from_request(request: Request, _: &S) -> Told<Self> {
-        let bytes = whole(request, BODY_BYTES_MAX).await?.bytes;
+        let bytes = body::message(request, BODY_BYTES_MAX).await?;
         // Older clients send nothing where everything is as usual.
         let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
         let wrong = |error| {
             Error::invalid(
-                format!("the body is not what was expected: {error}"),
-                "Mend what the message names.",
+                format!("invalid request body: {error}"),
+                "Correct the error described in the message.",
             )
         };
         Ok(Self(serde_json::from_slice(text).map_err(wrong)?))
@@ -95,7 +101,7 @@ pub fn gone(sandbox: Option<&SandboxId>) -> Response {
 pub fn not_offered(what: &str, instead: &str) -> Refused {
     let error = Error {
         code: ErrorCode::Unsupported,
-        message: format!("this server has no {what}"),
+        message: format!("not supported by this server: {what}"),
         layer: Layer::Platform,
         ran: Ran::No,
         retry: Retry::Useless,

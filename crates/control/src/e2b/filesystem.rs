@@ -133,7 +133,7 @@ pub async fn list(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
             failed @ (Failed::Refused(..) | Failed::Gone) => failed,
         });
         let FileAnswer::Page { items, more } = page? else {
-            return Err(Failed::of(Code::Internal, "an answer to something else"));
+            return Err(Failed::of(Code::Internal, "unexpected type of response"));
         };
         for info in &items {
             entries.push(inside.shown(info).await);
@@ -144,7 +144,7 @@ pub async fn list(inside: Inside, Asked(at): Asked<At>) -> Called<Json<Value>> {
             Some(_) | None => break,
         }
         if entries.len() > ENTRIES_MAX {
-            let told = format!("more than {ENTRIES_MAX} entries; list fewer directories at once");
+            let told = format!("more than {ENTRIES_MAX} entries; list fewer directories per request");
             return Err(Failed::of(Code::ResourceExhausted, told));
         }
     }
@@ -227,7 +227,7 @@ pub(super) fn followed(link: &str, target: &str) -> String {
 
 fn unlike(answer: &FileAnswer) -> Failed {
     let told: String = format!("{answer:?}").chars().take_while(|c| c.is_alphabetic()).collect();
-    node::Error::Protocol(format!("an answer to something else: {told}")).into()
+    node::Error::Protocol(format!("unexpected type of response: {told}")).into()
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::caller::Caller;
+use crate::authority::{Caller, Grant, Read};
 use crate::platform::Platform;
 
 use super::fault::{By, Told};
@@ -34,7 +34,7 @@ pub struct Listing {
 
 /// The project's sandboxes, the newest first unless another order is asked for.
 pub async fn page(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
     Query(ask): Query<Listing>,
 ) -> Told<Response> {
@@ -70,13 +70,13 @@ pub async fn page(
 }
 
 /// The same without pages, as the oldest clients ask for it.
-pub async fn all(By(caller): By<Caller>, State(platform): State<Arc<Platform>>) -> Told<Json<Value>> {
+pub async fn all(By(caller): By<Caller<Read>>, State(platform): State<Arc<Platform>>) -> Told<Json<Value>> {
     let all = living(&platform, &caller).await?;
     Ok(Json(all.iter().map(|sandbox| shown::listed(&platform, sandbox)).collect()))
 }
 
 /// All sandboxes of a project that live, as the machine knows them.
-async fn living(platform: &Platform, caller: &Caller) -> Told<Vec<Sandbox>> {
+async fn living(platform: &Platform, caller: &Grant) -> Told<Vec<Sandbox>> {
     let (mut all, mut cursor) = (Vec::new(), None);
     loop {
         let page = platform.store.sandboxes(&caller.key.project, true, PAGE_MAX, cursor.as_deref()).await?;
@@ -92,7 +92,8 @@ async fn living(platform: &Platform, caller: &Caller) -> Told<Vec<Sandbox>> {
 
 /// Labels that are wanted. They are written as a form within the query, and each part is encoded once more.
 fn filters(text: &str) -> Told<Vec<(String, String)>> {
-    let wrong = || Error::invalid("metadata cannot be read", "Send name=value, with & between several.");
+    let wrong =
+        || Error::invalid("the metadata filter is invalid", "Send `name=value` pairs separated by `&`.");
     let mut pairs = Vec::new();
     for pair in text.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').ok_or_else(wrong)?;
@@ -121,7 +122,7 @@ fn decoded(text: &str) -> Option<String> {
 fn after(token: &str) -> Told<(u64, String)> {
     let wrong = || Error {
         code: ErrorCode::InvalidRequest,
-        ..Error::invalid("nextToken is none", "Use that of the page before, as it is.")
+        ..Error::invalid("nextToken is invalid", "Use the token of the previous page unchanged.")
     };
     let (at, id) = token.split_once('-').ok_or_else(wrong)?;
     Ok((at.parse().map_err(|_| wrong())?, id.to_owned()))

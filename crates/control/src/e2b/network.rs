@@ -10,9 +10,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::audit::Act;
-use crate::caller::Caller;
+use crate::authority::{Caller, Grant, Write};
 use crate::platform::Platform;
-use api::account::Role;
 
 use super::fault::{By, Given, Told, not_offered};
 
@@ -49,7 +48,7 @@ impl Network {
             ("rules", &self.rules),
         ] {
             if value.as_ref().is_some_and(is_something) {
-                let instead = "Leave it out; a policy names hosts, ports, methods, paths and secrets: docs/guides/network.md.";
+                let instead = "Omit the option. A policy specifies hosts, ports, methods, paths and secrets: docs/guides/network.md.";
                 return Err(not_offered(&format!("network option {name}"), instead));
             }
         }
@@ -59,8 +58,10 @@ impl Network {
             self.deny_out.iter().filter(|host| !EVERYTHING.contains(&host.as_str())).collect();
         let denied = internet == Some(false) || is_all(&self.deny_out);
         if let (false, Some(host)) = (denied || !self.allow_out.is_empty(), some.first()) {
-            let fix = "Deny everything (0.0.0.0/0) and name what is allowed: here all is denied that is not allowed.";
-            return Err(Error::invalid(format!("denyOut names {host}, and not everything"), fix).into());
+            let fix = "Deny everything (0.0.0.0/0) and list the allowed hosts: every host that is not allowed is denied.";
+            return Err(
+                Error::invalid(format!("denyOut lists {host} but does not deny everything"), fix).into()
+            );
         }
         if self.allow_out.is_empty() {
             return Ok(match (denied, internet) {
@@ -76,27 +77,32 @@ impl Network {
             self.allow_out.iter().map(|host| host.strip_suffix("/32").unwrap_or(host)).collect();
         // A slash would be the path of a rule.
         if let Some(range) = hosts.iter().find(|host| host.contains(['/', ' ', '='])) {
-            let fix = "Name hosts or single addresses; a policy has no ranges.";
-            return Err(Error::invalid(format!("allowOut names {range}, which is no host"), fix).into());
+            let fix = "Use hosts or single addresses. A policy does not support address ranges.";
+            return Err(Error::invalid(format!("allowOut lists {range}, which is not a host"), fix).into());
         }
         Ok(Some(Policy::of_words(&hosts)?))
     }
 }
 
-/// Gives a sandbox other options; what is left out is as if it had never been said.
+/// Sets the network options of a sandbox. If the request contains no option that restricts or allows hosts, the policy that the sandbox
+/// was created with applies again, as far as the project may still have it.
 pub async fn put(
-    By(caller): By<Caller>,
+    By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
     Path(named): Path<String>,
     Given(network): Given<Network>,
 ) -> Told<StatusCode> {
-    caller.require(Role::Write)?;
-    let policy = network.policy(None)?.unwrap_or_default();
+    let asked = network.policy(None)?;
+    let sandbox = platform.running(&caller, &named).await?;
+    let policy = match asked {
+        Some(policy) => policy,
+        None => platform.node.first_policy(&sandbox.id)?,
+    };
     policy.check()?;
     if policy.open && !caller.quota.open {
         return Err(node::plan::not_open(&caller.key.project).into());
     }
-    let sandbox = platform.running(&caller, &named).await?;
+    platform.node.vouch(&sandbox.project, &policy).await?;
     platform
         .note(&caller, Act::Policy, |entry| entry.sandbox(&sandbox.id).detail(&policy.words().join(", ")));
     let shown = platform.node.set_policy(&sandbox.id, policy)?;
@@ -109,8 +115,8 @@ pub async fn put(
 }
 
 /// Lets everybody reach the ports of a sandbox, or only whoever shows its token.
-pub(super) fn opened(platform: &Platform, caller: &Caller, sandbox: &SandboxId, public: bool) -> Told<()> {
-    let detail = if public { "all to everybody" } else { "all by token only" };
+pub(super) fn opened(platform: &Platform, caller: &Grant, sandbox: &SandboxId, public: bool) -> Told<()> {
+    let detail = if public { "all ports public" } else { "all ports private" };
     platform.note(caller, Act::Port, |entry| entry.sandbox(sandbox).detail(detail));
     platform.node.publish_all(sandbox, public)?;
     Ok(())

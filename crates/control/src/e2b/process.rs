@@ -7,14 +7,12 @@ use api::limits::DEADLINE_MS_MAX;
 use api::terminal::TerminalSize;
 use axum::Json;
 use axum::body::Body;
-use axum::extract::Request;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::stream;
-use http_body_util::BodyExt as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -24,7 +22,8 @@ use crate::account::Rate;
 use crate::audit::Act;
 use crate::output::place;
 
-use super::connect::{Asked, Called, Code, Envelopes, Failed, alive_every, last, message, number, streamed};
+use super::connect::{Asked, Called, Code, Failed, alive_every, last, message, number, streamed};
+use super::input::Input;
 use super::place::absolute;
 use super::running::{
     Config, Found, KEPT_BYTES, Process, Selector, Told, exec_id, fresh_pid, missing, pid_of,
@@ -32,10 +31,6 @@ use super::running::{
 use super::shown::put;
 use super::who::{Commander, Inside};
 
-/// How long a piece of input waits for a process that does not read, before whoever sends it is told.
-const INPUT_WITHIN: Duration = Duration::from_secs(60);
-/// The next piece of a stream of input, or a sign of life, comes within this.
-const STREAM_WITHIN: Duration = Duration::from_secs(120);
 /// What ends at its deadline has had its time.
 const GRACE_MS: u64 = 500;
 
@@ -63,34 +58,13 @@ struct Size {
 
 #[derive(Deserialize)]
 pub struct Selected {
-    process: Selector,
+    pub(super) process: Selector,
     #[serde(default)]
-    input: Option<Input>,
+    pub(super) input: Option<Input>,
     #[serde(default)]
     signal: Value,
     #[serde(default)]
     pty: Option<Pty>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Input {
-    stdin: Option<String>,
-    pty: Option<String>,
-}
-
-/// One message of a stream of input.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Streamed {
-    start: Option<Value>,
-    data: Option<Data>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Data {
-    input: Input,
 }
 
 impl Pty {
@@ -172,54 +146,14 @@ pub async fn list(inside: Inside) -> Called<Json<Value>> {
     Ok(Json(json!({ "processes": processes.collect::<Vec<_>>() })))
 }
 
-/// Sends a piece of input.
-pub async fn send_input(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<Value>> {
-    let input = ask.input.unwrap_or_default();
-    feed(&inside, &ask.process, &input, false).await?;
-    Ok(Json(json!({})))
-}
-
-/// Says that no more input comes.
-pub async fn close_stdin(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<Value>> {
-    feed(&inside, &ask.process, &Input::default(), true).await?;
-    Ok(Json(json!({})))
-}
-
-/// Sends input as it comes.
-pub async fn stream_input(inside: Inside, request: Request) -> Called<Response> {
-    let mut body = request.into_body();
-    let (mut envelopes, mut which) = (Envelopes::default(), None);
-    loop {
-        while let Some(text) = envelopes.next()? {
-            let wrong = |error| Failed::of(Code::InvalidArgument, format!("the message is {error}"));
-            let part: Streamed = serde_json::from_slice(&text).map_err(wrong)?;
-            if let Some(start) = part.start {
-                let selector = start.get("process").cloned().unwrap_or_default();
-                which = Some(serde_json::from_value::<Selector>(selector).map_err(wrong)?);
-            }
-            if let Some(data) = part.data {
-                let first = || Failed::of(Code::InvalidArgument, "the first message must name the process");
-                feed(&inside, which.as_ref().ok_or_else(first)?, &data.input, false).await?;
-            }
-        }
-        match timeout(STREAM_WITHIN, body.frame()).await {
-            Ok(None) => break,
-            Ok(Some(Ok(frame))) => envelopes.take(&frame.into_data().unwrap_or_default()),
-            Ok(Some(Err(_))) => return Err(Failed::of(Code::InvalidArgument, "the body broke off")),
-            Err(_) => return Err(Failed::of(Code::DeadlineExceeded, "no input came for two minutes")),
-        }
-    }
-    let answer: Bytes = [message(&json!({})), last(None)].concat().into();
-    Ok(streamed(Body::from(answer)))
-}
-
 /// Sends a signal to a process, with all it has started.
 pub async fn send_signal(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<Value>> {
     let signal = match (ask.signal.as_str(), ask.signal.as_i64()) {
         (Some("SIGNAL_SIGKILL"), _) | (_, Some(9)) => 9,
         (Some("SIGNAL_SIGTERM"), _) | (_, Some(15)) => 15,
         (_, _) => {
-            let told = format!("{} is no signal that can be sent", ask.signal);
+            let told =
+                format!("signal {} is not supported; use SIGNAL_SIGKILL or SIGNAL_SIGTERM", ask.signal);
             return Err(Failed::of(Code::InvalidArgument, told));
         }
     };
@@ -273,39 +207,6 @@ fn spec(ask: &Start, terminal: Option<TerminalSize>, who: Who<'_>, deadline_ms: 
         terminal,
         ..ExecSpec::default()
     }
-}
-
-/// Sends input to a process, after what was sent before.
-async fn feed(inside: &Inside, which: &Selector, input: &Input, closes: bool) -> Called<()> {
-    let (pid, found) = inside.platform.e2b.processes.find(&inside.sandbox, &inside.call, which).await?;
-    let Found::Running(process) = found else { return Err(missing(which)) };
-    let text = input.stdin.as_deref().or(input.pty.as_deref()).unwrap_or_default();
-    let bytes = STANDARD.decode(text);
-    let bytes = bytes.map_err(|_| Failed::of(Code::InvalidArgument, "the input is not in base64"))?;
-    if closes && process.terminal {
-        let told = "a terminal has no end of input; send it the character of control-D";
-        return Err(Failed::of(Code::FailedPrecondition, told));
-    }
-    let mut sent = process.sent.lock().await;
-    let id = exec_id(pid)?;
-    // Where a piece before was not taken whole, or whoever sent it left, only the guest knows how much it has.
-    let at = match sent.take() {
-        Some(at) => at,
-        None => {
-            inside
-                .call
-                .execs()
-                .await?
-                .iter()
-                .find(|info| info.id == id)
-                .ok_or_else(|| missing(which))?
-                .stdin_bytes
-        }
-    };
-    let length = bytes.len() as u64;
-    inside.call.reader(id).write_stdin(at, bytes.into(), closes, INPUT_WITHIN).await?;
-    *sent = Some(at + length);
-    Ok(())
 }
 
 /// Somebody who listens.
@@ -363,7 +264,7 @@ impl Listener {
             None => {
                 let failed = Failed::of(
                     Code::ResourceExhausted,
-                    "nothing of this stream was taken for too long; connect again",
+                    "the client did not read this stream for too long; connect again",
                 );
                 (last(Some(&failed)), false)
             }
@@ -384,21 +285,21 @@ fn ended(end: &ExecEnd) -> Called<Value> {
             let name = name_of(*signal);
             by_signal(&name, format!("signal: {name}"))
         }
-        Outcome::Cancelled => by_signal("killed", "it was cancelled".into()),
+        Outcome::Cancelled => by_signal("killed", "the command was cancelled".into()),
         Outcome::Oom => {
             let limit =
                 end.memory.map(|memory| format!(" of {} bytes", memory.limit_bytes)).unwrap_or_default();
-            by_signal("killed", format!("the memory{limit} was used up"))
+            by_signal("killed", format!("the memory limit{limit} was exceeded"))
         }
-        Outcome::OutputLimit => by_signal("killed", "it wrote more than it may".into()),
+        Outcome::OutputLimit => by_signal("killed", "the command exceeded its output limit".into()),
         Outcome::Timeout => {
             return Err(Failed::of(
                 Code::DeadlineExceeded,
-                "the command ran longer than its timeout and was ended",
+                "the command exceeded its timeout and was stopped",
             ));
         }
         Outcome::SandboxLost { .. } => return Err(Failed::Gone),
-        Outcome::Unknown => return Err(Failed::of(Code::Internal, "how the command ended is not known")),
+        Outcome::Unknown => return Err(Failed::of(Code::Internal, "the outcome of the command is unknown")),
     })
 }
 

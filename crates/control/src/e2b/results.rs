@@ -35,15 +35,15 @@ pub fn result(result: RunResult) -> Option<Value> {
         }
         RunResult::Restarted { because } => {
             let why = match because {
-                Loss::Ended => "it had ended",
+                Loss::Ended => "it had exited",
                 Loss::Killed => "it was killed",
-                Loss::Oom => "its memory was used up",
-                Loss::Restarted => "it was told to",
+                Loss::Oom => "the sandbox ran out of memory",
+                Loss::Restarted => "a client restarted it",
             };
-            Some(text("stderr", &format!("[the interpreter began anew, without its variables: {why}]\n")))
+            Some(text("stderr", &format!("[the interpreter was restarted and lost its variables: {why}]\n")))
         }
         RunResult::Omitted { bytes, .. } => {
-            Some(text("stderr", &format!("[a result of {bytes} bytes is too large and was left out]\n")))
+            Some(text("stderr", &format!("[a result of {bytes} bytes is too large and was omitted]\n")))
         }
         RunResult::Late { stdout, stderr } => {
             let whole = stdout + &stderr;
@@ -98,17 +98,20 @@ fn unquoted(text: &str) -> &str {
     inner.unwrap_or(text)
 }
 
-/// An end that code itself cannot tell.
-pub fn ended(end: &ExecEnd) -> Option<Value> {
+/// The error for an end that the code did not report as a result. `SandboxLost` and `Unknown` break the connection instead.
+pub fn ended(end: &ExecEnd, is_python: bool) -> Option<Value> {
     let (name, told) = match &end.outcome {
-        Outcome::Exited { .. } | Outcome::SandboxLost { .. } | Outcome::Unknown => return None,
-        Outcome::Signaled { signal } => ("KernelDied", format!("the code was ended by signal {signal}")),
-        Outcome::Oom => ("MemoryError", "the memory of the sandbox was used up".to_owned()),
-        Outcome::Timeout => ("TimeoutError", "the code ran longer than it may".to_owned()),
-        Outcome::OutputLimit => ("OutputLimit", "the code wrote more than it may".to_owned()),
+        Outcome::Exited { code: 0 } | Outcome::SandboxLost { .. } | Outcome::Unknown => return None,
+        // As IPython reports it.
+        Outcome::Exited { code } if is_python => ("SystemExit", code.to_string()),
+        Outcome::Exited { code } => ("Error", format!("the program exited with code {code}; see stderr")),
+        Outcome::Signaled { signal } => ("KernelDied", format!("the code was killed by signal {signal}")),
+        Outcome::Oom => ("MemoryError", "the sandbox ran out of memory".to_owned()),
+        Outcome::Timeout => ("TimeoutError", "the code exceeded its time limit".to_owned()),
+        Outcome::OutputLimit => ("OutputLimit", "the code exceeded its output limit".to_owned()),
         Outcome::Cancelled => ("KeyboardInterrupt", "the code was interrupted".to_owned()),
     };
-    let state = if end.state_lost { "; its variables are gone" } else { "" };
+    let state = if end.state_lost { "; its variables were lost" } else { "" };
     let told = format!("{told}{state}");
     Some(json!({ "type": "error", "name": name, "value": told, "traceback": told }))
 }
@@ -142,6 +145,25 @@ mod tests {
         let line = ascii(&value);
         assert!(line.is_ascii() && line.ends_with('\n') && line.lines().count() == 1, "{line}");
         assert_eq!(serde_json::from_str::<Value>(&line).unwrap(), value);
+    }
+
+    #[test]
+    fn an_exit_code_other_than_zero_is_an_error() {
+        let end = |outcome: Outcome| -> ExecEnd {
+            let zero = json!({
+                "outcome": outcome, "stdout_bytes": 0, "stdout_dropped": 0, "stderr_bytes": 0, "stderr_dropped": 0,
+                "duration_us": 0, "left_running": 0
+            });
+            serde_json::from_value(zero).unwrap()
+        };
+        assert_eq!(ended(&end(Outcome::Exited { code: 0 }), true), None);
+        let python = ended(&end(Outcome::Exited { code: 3 }), true).unwrap();
+        assert_eq!((&python["name"], &python["value"]), (&json!("SystemExit"), &json!("3")));
+        let other = ended(&end(Outcome::Exited { code: 1 }), false).unwrap();
+        assert_eq!(
+            (&other["name"], &other["value"]),
+            (&json!("Error"), &json!("the program exited with code 1; see stderr"))
+        );
     }
 
     #[test]

@@ -173,14 +173,15 @@ impl Process {
                     }
                 }
                 Ok(Some(Event::Gap { stream, from, to })) if self.terminal => {
-                    let note = format!("\r\n[{} bytes are not shown]\r\n", to - from);
+                    let note = format!("\r\n[{} bytes omitted]\r\n", to - from);
                     self.tell(&Told::Data { stream, bytes: note.into() }).await;
                 }
                 // Of a command, what is not there any more was taken by a server before this one.
                 Ok(Some(Event::Gap { .. } | Event::Result { .. })) => {}
                 Ok(Some(Event::End(end))) => return self.close(&Told::End(end)).await,
                 Ok(None) => {
-                    let error = node::Error::Protocol("the output ended without an end".into()).to_api();
+                    let error =
+                        node::Error::Protocol("the output stream ended without an end event".into()).to_api();
                     return self.close(&Told::Broken(error)).await;
                 }
                 Err(error) => {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::account::Role;
 use api::sandbox::Sandbox;
 use axum::http::HeaderMap;
 use axum::http::header::HOST;
@@ -11,12 +12,11 @@ use serde_json::{Value, json};
 use crate::platform::Platform;
 
 use super::time::rfc3339;
-use super::who::token;
 
 /// The release of E2B's agent whose features are here: clients decide by it what they ask for.
 pub const AGENT_VERSION: &str = "0.6.13";
 /// Older clients show it and nobody uses it.
-const CLIENT: &str = "belljar";
+const CLIENT: &str = "bellglass";
 
 /// What E2B calls `base` has another name here: ours has another user.
 const NAMES: (&str, &str) = ("base", "workstation");
@@ -42,17 +42,18 @@ pub fn opened(platform: &Arc<Platform>, sandbox: &Sandbox, headers: &HeaderMap) 
         "alias": theirs(&sandbox.template),
         "clientID": CLIENT,
         "envdVersion": AGENT_VERSION,
-        "envdAccessToken": token(&ports),
-        "trafficAccessToken": ports.token,
+        "envdAccessToken": ports.agent.reveal(),
+        "trafficAccessToken": ports.traffic.reveal(),
         "domain": platform.ports.domain.authority(reached, false),
     })
 }
 
-/// How a sandbox is doing.
-pub fn detailed(platform: &Arc<Platform>, sandbox: &Sandbox, headers: &HeaderMap) -> Value {
+/// How a sandbox is doing. The token of its agent, which runs commands, is shown to callers who may run them.
+pub fn detailed(platform: &Arc<Platform>, sandbox: &Sandbox, headers: &HeaderMap, role: Role) -> Value {
     let mut shown = listed(platform, sandbox);
     let opened = opened(platform, sandbox, headers);
-    for name in ["envdAccessToken", "domain"] {
+    let may_run = role >= Role::Write || api::defence::is_off("H-23");
+    for name in ["domain"].into_iter().chain(may_run.then_some("envdAccessToken")) {
         put(&mut shown, name, opened.get(name).cloned().unwrap_or_default());
     }
     put(&mut shown, "allowInternetAccess", sandbox.policy.open.into());

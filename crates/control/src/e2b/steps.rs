@@ -73,8 +73,8 @@ impl Wanted {
     /// It needs somebody's password.
     pub fn ground(&self) -> Told<Ground> {
         if self.from_image_registry.as_ref().is_some_and(|value| !value.is_null()) {
-            let instead = "Pull the image with your own tools, and make a template of it with `belljar template import`.";
-            return Err(not_offered("way to pull an image with a password", instead));
+            let instead = "Pull the image with your own tools, then create a template from it with `bellglass template import`.";
+            return Err(not_offered("pulling an image with a password", instead));
         }
         if let Some(template) = &self.from_template {
             return Ok(Ground::Named(ours(template).to_owned()));
@@ -111,7 +111,7 @@ impl Wanted {
         let written = self.steps.as_deref().unwrap_or_default();
         for (index, step) in written.iter().enumerate() {
             let wrong = |why: String| {
-                Error::invalid(format!("step {} ({}) {why}", index + 1, step.kind), "Mend this step.")
+                Error::invalid(format!("step {} ({}) {why}", index + 1, step.kind), "Correct this step.")
             };
             let read = step.read(&mut setting).map_err(wrong)?;
             read.check().map_err(wrong)?;
@@ -163,7 +163,7 @@ impl Instruction {
                     archive: self
                         .files_hash
                         .clone()
-                        .ok_or("says nothing of its files: `filesHash` is missing")?,
+                        .ok_or("has no `filesHash`, which identifies its files")?,
                     from: (*from).to_owned(),
                     to: setting.place(&setting.expanded(to)?),
                     by_user: setting.user(owner)?,
@@ -191,9 +191,9 @@ impl Instruction {
                 Ok(Step::Env(variables))
             }
             ("RUN" | "COPY" | "WORKDIR" | "USER" | "ENV", _) => {
-                Err(format!("has {} arguments, which is not how many it takes", args.len()))
+                Err(format!("has the wrong number of arguments: {}", args.len()))
             }
-            _ => Err("is none of RUN, COPY, WORKDIR, USER and ENV".into()),
+            _ => Err("is not one of RUN, COPY, WORKDIR, USER and ENV".into()),
         }
     }
 }
@@ -205,7 +205,7 @@ impl Setting {
             "" => Ok(self.by_user),
             "user" => Ok(true),
             "root" => Ok(false),
-            other => Err(format!("names the user {other:?}, and there are `root` and `user`")),
+            other => Err(format!("names the unknown user {other:?}; use `root` or `user`")),
         }
     }
 
@@ -231,11 +231,11 @@ impl Setting {
                 continue;
             }
             if !name.chars().all(is_name) {
-                return Err(format!("has ${{{name}}}, and only the value of a variable can stand there"));
+                return Err(format!("uses ${{{name}}}, but only plain variable names are supported"));
             }
             let Some(env) = &self.env else {
                 return Err(format!(
-                    "names ${name}, which an image says only when it is here: write its value"
+                    "uses ${name}, but the variables of an image are unknown until the image is pulled; write the value instead"
                 ));
             };
             whole.push_str(env.get(name).map_or("", String::as_str));

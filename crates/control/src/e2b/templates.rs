@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use node::template::{Store, Template};
 use serde_json::{Value, json};
 
-use crate::caller::Caller;
+use crate::authority::{Caller, Read};
 use crate::platform::Platform;
 
 use super::fault::{By, Told, not_offered};
@@ -18,14 +18,14 @@ use super::shown::{AGENT_VERSION, ours, theirs};
 use super::time::rfc3339;
 
 /// All of them.
-pub async fn list(_: By<Caller>, State(platform): State<Arc<Platform>>) -> Told<Json<Value>> {
+pub async fn list(_: By<Caller<Read>>, State(platform): State<Arc<Platform>>) -> Told<Json<Value>> {
     let all = Store::new(platform.node.data()).list()?;
     Ok(Json(all.iter().map(shown).collect()))
 }
 
 /// Whether there is one of this name.
 pub async fn alias(
-    _: By<Caller>,
+    _: By<Caller<Read>>,
     State(platform): State<Arc<Platform>>,
     Path(name): Path<String>,
 ) -> Told<Json<Value>> {
@@ -37,9 +37,9 @@ pub async fn alias(
 }
 
 /// They are removed on the machine itself, and have no tags.
-pub async fn not_here(_: By<Caller>) -> Told<StatusCode> {
-    let instead = "Build with a newer SDK; give each template a name of its own; `belljar template remove` removes one.";
-    Err(not_offered("tags of templates, older builds or removal by its API", instead))
+pub async fn not_here(_: By<Caller<Read>>) -> Told<StatusCode> {
+    let instead = "Build with a newer SDK, give each template a separate name, and remove templates with `bellglass template remove`.";
+    Err(not_offered("template tags, the older build API, and removing templates through the API", instead))
 }
 
 fn shown(template: &Template) -> Value {

@@ -5,21 +5,21 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use api::SandboxId;
 use api::files::{Change, FileAsk, FileEvent, FilePath};
 use axum::Json;
 use axum::body::Body;
-use axum::http::HeaderMap;
-use axum::response::Response;
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use futures_util::stream;
 use node::Watching;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
@@ -32,8 +32,14 @@ use super::who::Inside;
 
 /// Whoever asks asks more often than this.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
-/// Events that are kept for one who asks.
+/// Events that are kept for one who asks, and what they weigh together.
 const EVENTS_MAX: usize = 10_000;
+const BYTES_MAX: usize = 1 << 20;
+/// What an event weighs besides its text.
+const EVENT_BYTES: usize = 64;
+/// What all watchers of a project keep, in steps: sixteen of those that keep most.
+const STEP_BYTES: usize = 64 << 10;
+const PROJECT_STEPS: usize = 256;
 /// Those who ask, of one sandbox.
 const WATCHERS_MAX: usize = 64;
 
@@ -53,14 +59,82 @@ pub struct Watcher {
 
 /// Those who ask.
 #[derive(Default)]
-pub struct Watchers(Arc<Mutex<HashMap<(SandboxId, String), Kept>>>);
+pub struct Watchers {
+    all: Arc<Mutex<HashMap<(SandboxId, String), Kept>>>,
+    /// Room of each project that has some, in steps.
+    rooms: Mutex<HashMap<String, Weak<Semaphore>>>,
+}
 
 struct Kept {
-    events: VecDeque<Value>,
+    events: Events,
     /// Why nothing more will come.
     ended: Option<Failed>,
     asked: Instant,
     task: AbortHandle,
+}
+
+/// Events as texts, within the room there is for them.
+struct Events {
+    texts: VecDeque<Box<str>>,
+    bytes: usize,
+    project: Arc<Semaphore>,
+    room: Vec<OwnedSemaphorePermit>,
+}
+
+impl Watchers {
+    /// What watchers of this project share.
+    fn room(&self, project: &str) -> Arc<Semaphore> {
+        let mut rooms = locked(&self.rooms);
+        rooms.retain(|_, room| room.strong_count() > 0);
+        let room = rooms.get(project).and_then(Weak::upgrade);
+        room.unwrap_or_else(|| {
+            let fresh = Arc::new(Semaphore::new(PROJECT_STEPS));
+            rooms.insert(project.to_owned(), Arc::downgrade(&fresh));
+            fresh
+        })
+    }
+}
+
+impl Events {
+    fn within(project: Arc<Semaphore>) -> Self {
+        Self { texts: VecDeque::new(), bytes: 0, project, room: Vec::new() }
+    }
+
+    /// Keeps one more. Where there is no room, the client is told to look again: better than with some of them missing.
+    fn push(&mut self, event: &Value) {
+        let text = event.to_string();
+        if !self.has_room(text.len()) {
+            self.take();
+            self.texts.push_back(overflow().to_string().into());
+            if !self.has_room(text.len()) {
+                return;
+            }
+        }
+        self.bytes += text.len() + EVENT_BYTES;
+        self.texts.push_back(text.into());
+    }
+
+    fn has_room(&mut self, length: usize) -> bool {
+        if api::defence::is_off("H-38") {
+            return self.texts.len() < EVENTS_MAX;
+        }
+        let bytes = self.bytes + length + EVENT_BYTES;
+        while self.room.len() * STEP_BYTES < bytes.min(BYTES_MAX) {
+            match Arc::clone(&self.project).try_acquire_owned() {
+                Ok(step) => self.room.push(step),
+                Err(_) => return false,
+            }
+        }
+        bytes <= BYTES_MAX && self.texts.len() < EVENTS_MAX
+    }
+
+    /// All of them, as a list of JSON.
+    fn take(&mut self) -> String {
+        let list: Vec<Box<str>> = self.texts.drain(..).collect();
+        self.texts.shrink_to_fit();
+        (self.bytes, self.room) = (0, Vec::new());
+        list.join(",")
+    }
 }
 
 impl Drop for Kept {
@@ -99,13 +173,15 @@ pub async fn stream(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Watch>
 
 /// Keeps what happens to files from now on, for whoever asks for it.
 pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Value>> {
-    let (all, sandbox) = (Arc::clone(&inside.platform.e2b.watchers.0), inside.sandbox.clone());
+    let watchers = &inside.platform.e2b.watchers;
+    let (all, sandbox) = (Arc::clone(&watchers.all), inside.sandbox.clone());
+    let events = Events::within(watchers.room(&inside.caller.key.project));
     let id = hex(&node::machine::random::<16>()?);
     {
         let mut all = locked(&all);
         all.retain(|_, kept| kept.asked.elapsed() < FORGOTTEN_AFTER);
         if all.keys().filter(|(of, _)| *of == sandbox).count() >= WATCHERS_MAX {
-            let told = format!("{WATCHERS_MAX} watchers of the sandbox are open, the most there may be");
+            let told = format!("the sandbox already has {WATCHERS_MAX} open watchers, the maximum");
             return Err(Failed::of(Code::ResourceExhausted, told));
         }
     }
@@ -124,14 +200,7 @@ pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Val
             };
             match heard {
                 Ok(None) => {}
-                Ok(Some(event)) => {
-                    if kept.events.len() >= EVENTS_MAX {
-                        // Better told as "look again" than with some of them missing.
-                        kept.events.clear();
-                        kept.events.push_back(overflow());
-                    }
-                    kept.events.push_back(event);
-                }
+                Ok(Some(event)) => kept.events.push(&event),
                 Err(failed) => {
                     kept.ended = Some(failed);
                     return;
@@ -140,27 +209,27 @@ pub async fn create(inside: Inside, Asked(ask): Asked<Watch>) -> Called<Json<Val
         }
     });
     let task = task.abort_handle();
-    places.insert(key, Kept { events: VecDeque::new(), ended: None, asked: Instant::now(), task });
+    places.insert(key, Kept { events, ended: None, asked: Instant::now(), task });
     drop(places);
     Ok(Json(json!({ "watcherId": id })))
 }
 
 /// What has happened since this was last asked.
-pub async fn events(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Json<Value>> {
-    let mut all = locked(&inside.platform.e2b.watchers.0);
+pub async fn events(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Response> {
+    let mut all = locked(&inside.platform.e2b.watchers.all);
     let kept = all.get_mut(&(inside.sandbox.clone(), ask.watcher_id.clone())).ok_or_else(|| missing(&ask))?;
     kept.asked = Instant::now();
-    if let Some(failed) = kept.ended.take_if(|_| kept.events.is_empty()) {
+    if let Some(failed) = kept.ended.take_if(|_| kept.events.texts.is_empty()) {
         return Err(failed);
     }
-    let events: Vec<Value> = kept.events.drain(..).collect();
-    Ok(Json(json!({ "events": events })))
+    let text = format!(r#"{{"events":[{}]}}"#, kept.events.take());
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
 /// Keeps nothing more.
 pub async fn remove(inside: Inside, Asked(ask): Asked<Watcher>) -> Called<Json<Value>> {
     let key = (inside.sandbox.clone(), ask.watcher_id.clone());
-    match locked(&inside.platform.e2b.watchers.0).remove(&key) {
+    match locked(&inside.platform.e2b.watchers.all).remove(&key) {
         Some(_) => Ok(Json(json!({}))),
         None => Err(missing(&ask)),
     }
@@ -238,5 +307,27 @@ mod tests {
         assert_eq!(created, json!({ "name": "a/b", "type": "EVENT_TYPE_CREATE" }));
         assert_eq!(shown(Change::Overflow, None)["name"], "");
         assert_eq!(shown(Change::Removed, Some("/home/user/w/a"))["type"], "EVENT_TYPE_REMOVE");
+    }
+
+    #[test]
+    fn events_are_kept_within_their_room() {
+        let room = Arc::new(Semaphore::new(PROJECT_STEPS));
+        let (short, long) = (json!({ "name": "a" }), json!({ "name": "x".repeat(4000) }));
+        let mut one = Events::within(Arc::clone(&room));
+        (0..20_000).for_each(|_| one.push(&short));
+        assert!(one.texts.len() <= EVENTS_MAX + 1 && one.texts[0].contains("EVENT_TYPE_WRITE"));
+        (0..1000).for_each(|_| one.push(&long));
+        assert!(one.bytes <= BYTES_MAX, "{}", one.bytes);
+        let mut all: Vec<Events> = (0..64).map(|_| Events::within(Arc::clone(&room))).collect();
+        for _ in 0..250 {
+            all.iter_mut().for_each(|one| one.push(&long));
+        }
+        let bytes: usize = all.iter().map(|one| one.bytes).sum();
+        assert!(bytes <= PROJECT_STEPS * STEP_BYTES, "{bytes}");
+        assert!(all.iter().all(|one| !one.texts.is_empty()), "each is told at least to look again");
+        let told: Value = serde_json::from_str(&format!("[{}]", one.take())).unwrap();
+        assert!(told.as_array().is_some_and(|all| all.len() > 1));
+        drop((one, all));
+        assert_eq!(room.available_permits(), PROJECT_STEPS);
     }
 }

@@ -1,111 +1,170 @@
-//! How long a connection may say nothing between two requests.
+//! How long a connection may stay as it is: idle between two requests, or with an answer that nobody takes.
 //!
-//! Clients keep connections for minutes, and a request on one that is just being closed fails. So whoever has shown a key or a token may stay
-//! longer than clients keep theirs. Everybody else has to say something.
+//! Clients keep connections for minutes, and a request on one that is just being closed fails. So a connection on which a key or a token
+//! was shown may be idle for longer than clients keep theirs. On every other one something has to happen.
 
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
-use hyper::body::{Body, Frame, SizeHint};
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
+
+use crate::account::Account;
+use crate::fault::Answer;
+
+use super::answer::Taking;
+use super::guests::Place;
 
 /// E2B's SDKs keep theirs for 300 s, others for 90.
 pub(super) const KNOWN_FOR: Duration = Duration::from_secs(330);
+/// Requests under way on a connection on which nothing was shown: a client asks one or two things before it shows a key.
+const STRANGER_STREAMS_MAX: usize = 16;
+/// The same for a visitor of a public port: more than a browser loads of a page at once over HTTP/1.
+const VISITOR_STREAMS_MAX: usize = 64;
 
-/// Whether somebody on a connection is known.
-#[derive(Clone, Debug, Default)]
-pub struct Known(Arc<AtomicBool>);
+const STRANGER: u8 = 0;
+const VISITOR: u8 = 1;
+const KNOWN: u8 = 2;
 
-/// What happens on one connection.
-#[derive(Clone, Debug)]
-pub(super) struct Idle {
-    known: Known,
-    now: Arc<Mutex<Now>>,
+/// Through which a request says who is on its connection.
+#[derive(Clone)]
+pub struct Known {
+    idle: Idle,
+    place: Arc<Place>,
+    /// Whose request it is, and its place among those of the project.
+    shown: Arc<OnceLock<(Arc<Account>, OwnedSemaphorePermit)>>,
 }
 
-#[derive(Debug)]
+/// What happens on one connection.
+#[derive(Clone)]
+pub(super) struct Idle(Arc<State>);
+
+struct State {
+    who: AtomicU8,
+    shown: Notify,
+    now: Mutex<Now>,
+}
+
 struct Now {
-    under_way: usize,
-    /// Since when nothing is.
+    next: u64,
+    under_way: HashMap<u64, (Taking, Protocol)>,
+    /// Since when nothing is under way.
     since: Instant,
 }
 
-/// A request that is under way.
-pub(super) struct UnderWay(Arc<Mutex<Now>>);
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    Http1,
+    Http2,
+}
 
-/// An answer, which is under way to its last byte.
-pub(super) struct Whole {
-    pub(super) body: axum::body::Body,
-    pub(super) _under_way: UnderWay,
+/// A request that is under way, up to the last byte of its answer.
+pub(super) struct UnderWay {
+    idle: Idle,
+    number: u64,
+    /// Whether there are more than there may be on a connection such as this.
+    pub(super) crowded: bool,
+    pub(super) taking: Taking,
 }
 
 impl Known {
-    /// From now on.
-    pub fn now(&self) {
-        self.0.store(true, Ordering::Release);
+    pub(super) fn new(idle: &Idle, place: &Arc<Place>) -> Self {
+        Self { idle: idle.clone(), place: Arc::clone(place), shown: Arc::default() }
+    }
+
+    /// A key or a token of this account was shown. The request takes a place of its project until its answer was taken.
+    ///
+    /// # Errors
+    /// `rate_limited`: the project has as many requests under way as it may.
+    pub fn show(&self, account: &Arc<Account>) -> Answer<()> {
+        if self.idle.0.who.swap(KNOWN, Ordering::AcqRel) != KNOWN {
+            self.place.known();
+            self.idle.0.shown.notify_waiters();
+        }
+        if self.shown.get().is_none() {
+            let _ = self.shown.set((Arc::clone(account), account.share.request()?));
+        }
+        Ok(())
+    }
+
+    /// Something public was asked for.
+    pub fn visits(&self) {
+        let _ = self.idle.0.who.compare_exchange(STRANGER, VISITOR, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Whose request it was, if that was shown.
+    pub(super) fn account(&self) -> Option<&Arc<Account>> {
+        self.shown.get().map(|(account, _)| account)
     }
 }
 
 impl Idle {
     /// A connection that was made now.
     pub(super) fn new() -> Self {
-        let now = Now { under_way: 0, since: Instant::now() };
-        Self { known: Known::default(), now: Arc::new(Mutex::new(now)) }
-    }
-
-    /// For whoever finds out.
-    pub(super) fn known(&self) -> Known {
-        self.known.clone()
+        let now = Now { next: 0, under_way: HashMap::new(), since: Instant::now() };
+        Self(Arc::new(State { who: AtomicU8::new(STRANGER), shown: Notify::new(), now: Mutex::new(now) }))
     }
 
     /// A request has come.
-    pub(super) fn begin(&self) -> UnderWay {
-        lock(&self.now).under_way += 1;
-        UnderWay(Arc::clone(&self.now))
+    pub(super) fn begin(&self, is_http2: bool) -> UnderWay {
+        let most = match self.who() {
+            STRANGER => STRANGER_STREAMS_MAX,
+            VISITOR => VISITOR_STREAMS_MAX,
+            _ => usize::MAX,
+        };
+        let taking = Taking::default();
+        let mut now = self.lock();
+        now.next += 1;
+        let (number, protocol) = (now.next, if is_http2 { Protocol::Http2 } else { Protocol::Http1 });
+        now.under_way.insert(number, (taking.clone(), protocol));
+        let crowded = now.under_way.len() > most && !api::defence::is_off("H-36");
+        UnderWay { idle: self.clone(), number, crowded, taking }
     }
 
     /// How long it may go on like this; none where nothing is waited for.
     pub(super) fn left(&self, within: Duration) -> Option<Duration> {
-        let now = lock(&self.now);
-        let waits = now.under_way == 0 && !self.known.0.load(Ordering::Acquire);
-        waits.then(|| within.saturating_sub(now.since.elapsed()))
+        let (now, known) = (self.lock(), self.who() == KNOWN);
+        if now.under_way.is_empty() {
+            return (!known).then(|| within.saturating_sub(now.since.elapsed()));
+        }
+        // On HTTP/2 an answer to somebody known ends alone, with its stream.
+        let ends = now.under_way.values().filter(|(_, protocol)| !known || *protocol == Protocol::Http1);
+        ends.filter_map(|(taking, _)| taking.left()).min()
+    }
+
+    /// Whether nobody is known and nothing is under way.
+    pub(super) fn waits(&self) -> bool {
+        self.who() != KNOWN && self.lock().under_way.is_empty()
+    }
+
+    /// Returns when somebody is known.
+    pub(super) async fn until_known(&self) {
+        loop {
+            let shown = self.0.shown.notified();
+            if self.who() == KNOWN {
+                return;
+            }
+            shown.await;
+        }
+    }
+
+    fn who(&self) -> u8 {
+        self.0.who.load(Ordering::Acquire)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Now> {
+        self.0.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        let mut now = lock(&self.0);
-        now.under_way = now.under_way.saturating_sub(1);
+        let mut now = self.idle.lock();
+        now.under_way.remove(&self.number);
         now.since = Instant::now();
     }
-}
-
-impl Body for Whole {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-fn lock(now: &Mutex<Now>) -> MutexGuard<'_, Now> {
-    now.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -119,7 +178,7 @@ mod tests {
         let idle = Idle::new();
         tokio::time::advance(Duration::from_secs(20)).await;
         assert_eq!(idle.left(WITHIN), Some(Duration::from_secs(10)), "from the connection on");
-        let (one, other) = (idle.begin(), idle.begin());
+        let (one, other) = (idle.begin(true), idle.begin(true));
         tokio::time::advance(Duration::from_secs(100)).await;
         assert_eq!(idle.left(WITHIN), None, "an answer takes as long as it takes");
         drop(one);
@@ -128,7 +187,37 @@ mod tests {
         assert_eq!(idle.left(WITHIN), Some(WITHIN));
         tokio::time::advance(Duration::from_secs(31)).await;
         assert_eq!(idle.left(WITHIN), Some(Duration::ZERO));
-        idle.known().now();
+        idle.0.who.store(KNOWN, Ordering::Release);
         assert_eq!(idle.left(WITHIN), None, "whoever is known may stay");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_nobody_takes_ends_the_connection_of_a_stranger() {
+        let idle = Idle::new();
+        let (slow, quick) = (idle.begin(true), idle.begin(true));
+        slow.taking.handed();
+        quick.taking.handed();
+        tokio::time::advance(Duration::from_secs(29)).await;
+        quick.taking.taken();
+        assert_eq!(idle.left(WITHIN), Some(Duration::from_secs(1)));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(idle.left(WITHIN), Some(Duration::ZERO));
+        idle.0.who.store(KNOWN, Ordering::Release);
+        assert_eq!(idle.left(WITHIN), None, "the stream ends alone");
+        let alone = idle.begin(false);
+        alone.taking.handed();
+        assert_eq!(idle.left(WITHIN), Some(WITHIN), "HTTP/1 has no streams");
+    }
+
+    #[tokio::test]
+    async fn a_stranger_has_few_requests_under_way() {
+        let idle = Idle::new();
+        let all: Vec<UnderWay> = (0..STRANGER_STREAMS_MAX).map(|_| idle.begin(true)).collect();
+        assert!(all.iter().all(|one| !one.crowded));
+        assert!(idle.begin(true).crowded);
+        idle.0.who.store(VISITOR, Ordering::Release);
+        assert!(!idle.begin(true).crowded);
+        idle.0.who.store(KNOWN, Ordering::Release);
+        assert!((0..1000).map(|_| idle.begin(true)).collect::<Vec<_>>().iter().all(|one| !one.crowded));
     }
 }

@@ -5,7 +5,7 @@ use axum::http::header::{
     PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 
-use super::pass::Outside;
+use super::pass::{Address, Outside};
 use super::ticket;
 
 /// What concerns one connection and not the next.
@@ -15,6 +15,39 @@ const HOP: [HeaderName; 8] =
 const HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
 /// What only whoever passes on a request may say of it.
 const FORWARDED: [&str; 2] = ["forwarded", "x-real-ip"];
+
+/// What an answer says of its whole address, or to caches in front of it: on the API's address that is not for an application to say.
+const OF_AN_ADDRESS: [&str; 22] = [
+    "accept-ch",
+    "age",
+    "alt-svc",
+    "clear-site-data",
+    "critical-ch",
+    "expect-ct",
+    "expires",
+    "nel",
+    "origin-agent-cluster",
+    "pragma",
+    "public-key-pins",
+    "report-to",
+    "reporting-endpoints",
+    "sec-session-registration",
+    "service-worker-allowed",
+    "set-cookie",
+    "set-cookie2",
+    "set-login",
+    "strict-transport-security",
+    "surrogate-control",
+    "use-as-dictionary",
+    "www-authenticate",
+];
+/// What a proxy in front would obey, at any address: it is for the operator to say, not for an application.
+const TO_A_PROXY: [&str; 2] = ["edge-control", "x-sendfile"];
+/// What an answer of a private port depends on. Browsers share their cache between all ports of a domain; with this they ask again, and
+/// are refused, when a page of another port wants what is in it.
+const PRIVATE_BY: &str = "sec-fetch-site, origin, cookie";
+/// The headers that decide which application answers on the API's address.
+const CHOSEN_BY: &str = "bellglass-sandbox, bellglass-port, bellglass-token, authorization, x-api-key";
 
 /// What is asked for with `upgrade`, if `connection` says so too.
 pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
@@ -30,7 +63,7 @@ pub fn inwards(headers: &mut HeaderMap, outside: &Outside, host: HeaderValue) {
         .keys()
         .filter(|name| {
             let name = name.as_str();
-            name.starts_with("belljar-")
+            name.starts_with("bellglass-")
                 || name.starts_with("e2b-")
                 || name.starts_with("x-forwarded-")
                 || FORWARDED.contains(&name)
@@ -54,13 +87,35 @@ pub fn inwards(headers: &mut HeaderMap, outside: &Outside, host: HeaderValue) {
     headers.insert(HOST, host);
 }
 
-/// Makes the headers of an answer those of the connection before.
-pub fn outwards(headers: &mut HeaderMap) {
+/// Makes the headers of an answer those of the connection before. At the API's own address an application speaks for itself and not for
+/// the address: nothing of its answer is kept by caches or browsers. What a private port answers is for pages of that port.
+pub fn outwards(headers: &mut HeaderMap, address: Address) {
     remove_hop(headers);
-    let ours: Vec<HeaderName> =
-        headers.keys().filter(|name| name.as_str().starts_with("belljar-")).cloned().collect();
-    for name in ours {
+    let not_its_own = |name: &str| {
+        name.starts_with("bellglass-")
+            || name.starts_with("x-accel-")
+            || name.ends_with("cdn-cache-control")
+            || TO_A_PROXY.contains(&name)
+    };
+    let others: Vec<HeaderName> = headers.keys().filter(|name| not_its_own(name.as_str())).cloned().collect();
+    for name in others {
         headers.remove(name);
+    }
+    match address {
+        _ if api::defence::is_off("N-36") => {}
+        Address::Api => {
+            for name in OF_AN_ADDRESS {
+                headers.remove(name);
+            }
+            headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+            headers.append(header::VARY, HeaderValue::from_static(CHOSEN_BY));
+        }
+        Address::Private => {
+            headers.append(header::VARY, HeaderValue::from_static(PRIVATE_BY));
+            let own = HeaderValue::from_static("same-origin");
+            headers.entry("cross-origin-resource-policy").or_insert(own);
+        }
+        Address::Public => {}
     }
     if let Some(length) = headers.get(header::CONTENT_LENGTH).cloned() {
         headers.insert(header::CONTENT_LENGTH, length);
@@ -105,15 +160,15 @@ mod tests {
             ("transfer-encoding", "chunked"),
             ("content-length", "5"),
             ("proxy-authorization", "x"),
-            ("belljar-token", "x"),
-            ("belljar-sandbox", "x"),
-            ("belljar-version", "1"),
+            ("bellglass-token", "x"),
+            ("bellglass-sandbox", "x"),
+            ("bellglass-version", "1"),
             ("e2b-traffic-access-token", "x"),
             ("x-forwarded-for", "6.6.6.6"),
             ("x-forwarded-prefix", "/"),
             ("forwarded", "for=6.6.6.6"),
             ("authorization", "Bearer of the application"),
-            ("cookie", "belljar=t; mine=1"),
+            ("cookie", "bellglass=t; mine=1"),
         ]);
         let outside = Outside {
             host: Some("8000-s.a.b:7070".into()),
@@ -140,15 +195,25 @@ mod tests {
     #[test]
     fn an_application_cannot_say_that_an_answer_is_ours() {
         let mut headers = of(&[
-            ("belljar-error", "not_found"),
+            ("bellglass-error", "not_found"),
             ("connection", "x-a"),
             ("x-a", "1"),
             ("content-length", "3"),
             ("content-length", "3"),
             ("set-cookie", "a=1"),
         ]);
-        outwards(&mut headers);
+        outwards(&mut headers, Address::Public);
         assert_eq!(headers, of(&[("content-length", "3"), ("set-cookie", "a=1")]));
+    }
+
+    #[test]
+    fn an_answer_of_a_private_port_is_for_its_own_pages() {
+        let mut headers = of(&[("x-accel-redirect", "/etc"), ("fastly-cdn-cache-control", "public")]);
+        outwards(&mut headers, Address::Private);
+        assert_eq!(headers, of(&[("vary", PRIVATE_BY), ("cross-origin-resource-policy", "same-origin")]));
+        let mut headers = of(&[("cross-origin-resource-policy", "cross-origin")]);
+        outwards(&mut headers, Address::Private);
+        assert_eq!(headers["cross-origin-resource-policy"], "cross-origin", "the application has said it");
     }
 
     #[test]

@@ -55,8 +55,8 @@ impl FromStr for Domain {
     fn from_str(text: &str) -> Result<Self, Error> {
         let wrong = || {
             Error::invalid(
-                format!("the domain of ports is {text:?}, which is no domain"),
-                "Give one such as `sandboxes.example.com`, with https:// in front if something else speaks TLS for it.",
+                format!("the domain for ports is {text:?}, which is not a valid domain"),
+                "Use a domain such as `sandboxes.example.com`, with https:// in front if a proxy terminates TLS for it.",
             )
         };
         let (encrypted, rest) = match text.split_once("://") {
@@ -126,7 +126,8 @@ impl Domain {
 /// # Errors
 /// It has two, or one that is none.
 pub fn authority(parts: &Parts) -> Answer<Option<String>> {
-    let wrong = || Error::invalid("the request names no host, or more than one", "Send one `host`.");
+    let wrong =
+        || Error::invalid("the request has no valid host, or more than one", "Send one `host` header.");
     let mut hosts = parts.headers.get_all(header::HOST).iter();
     let host = match (hosts.next(), hosts.next()) {
         (None, _) => None,

@@ -28,11 +28,15 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
 use super::headers;
+use crate::authority::cut::Ends;
 use crate::fault::{Answer, Fault};
+use crate::listen::Passed;
 use crate::platform::Platform;
 
 /// An application that has nothing to say for so long is not waited for. Those that think longer send their head first.
 const HEAD_WITHIN: Duration = Duration::from_secs(300);
+/// The longest head of an answer. Applications are not trusted: without this each connection could hold 400 KB of an endless head.
+const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Both sides have agreed to become something else: it happens at once.
 const UPGRADE_WITHIN: Duration = Duration::from_secs(10);
 /// What is held of one direction of a connection that has become something else.
@@ -60,8 +64,21 @@ pub struct Destination {
     pub project: String,
     /// How the request came.
     pub outside: Outside,
-    /// Whether the application is told that it is asked as `localhost`: the host that was asked is the API's own.
-    pub local: bool,
+    /// When the grant ends by which it goes in, where that is a key's, or that the port is public.
+    pub ends: Option<Ends>,
+    /// Where it was asked for.
+    pub address: Address,
+}
+
+/// The address at which an application is asked, which decides for whom its answer speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// The API's own. The application is told that it is asked as `localhost`.
+    Api,
+    /// The port's own, where the port is private.
+    Private,
+    /// The port's own, where the port is public.
+    Public,
 }
 
 /// What is held as long as a connection inside is in use.
@@ -108,8 +125,8 @@ impl hyper::body::Body for Coming {
 /// Nothing listens there, or it does not answer as HTTP, or not in time.
 pub async fn pass(platform: &Arc<Platform>, to: Destination, mut request: Request) -> Answer<Response> {
     if request.method() == Method::CONNECT {
-        let fix = "Use GET, POST or another method; for raw bytes there is `belljar forward`.";
-        return Err(Error::invalid("a port has no CONNECT", fix).into());
+        let fix = "Use GET, POST or another method. For raw bytes, use `bellglass forward`.";
+        return Err(Error::invalid("ports do not support CONNECT", fix).into());
     }
     let place = platform.ports.place(&to.project)?;
     let port = dial(platform, &to.sandbox, to.port).await?;
@@ -118,20 +135,34 @@ pub async fn pass(platform: &Arc<Platform>, to: Destination, mut request: Reques
     let client = wanted.as_ref().map(|_| hyper::upgrade::on(&mut request));
     let grpc = request.version() == Version::HTTP_2 && is_grpc(request.headers());
     prepare(&mut request, &to, wanted, grpc)?;
+    let slot = to.ends.clone().map(Ends::slot);
+    if let Some(slot) = &slot {
+        request = slot.guard_request(request);
+    }
     let asking = if grpc { by_http2(port, request).await } else { by_http1(port, request).await };
     let (mut answer, connection) = asking.map_err(|failure| failure.explain(to.port))?;
     let held = Held { connection, _place: place };
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         let Some(client) = client else {
-            return Err(Failure::Broken("it changed to a protocol nobody asked for".into()).explain(to.port));
+            return Err(Failure::Broken("the server switched to a protocol that was not requested".into())
+                .explain(to.port));
         };
         let inside = hyper::upgrade::on(&mut answer);
-        tokio::spawn(become_something_else(client, inside, held));
-        return Ok(switching(answer));
+        let other = become_something_else(client, inside, held);
+        match to.ends {
+            Some(ends) => tokio::spawn(ends.limit(other)),
+            None => tokio::spawn(other),
+        };
+        return Ok(switching(answer, to.address));
     }
     let (mut head, body) = answer.into_parts();
-    headers::outwards(&mut head.headers);
-    Ok(Response::from_parts(head, Body::new(Coming { body, _held: held })))
+    headers::outwards(&mut head.headers, to.address);
+    head.extensions.insert(Passed);
+    let response = Response::from_parts(head, Body::new(Coming { body, _held: held }));
+    Ok(match slot {
+        Some(slot) => slot.guard(response),
+        None => response,
+    })
 }
 
 /// Connects to a port.
@@ -167,13 +198,13 @@ impl Failure {
         let (code, message, fix) = match self {
             Self::Broken(why) => (
                 ErrorCode::Protocol,
-                format!("what listens on port {port} did not answer as HTTP: {why}"),
-                "See what the server inside printed; for another protocol than HTTP use `belljar forward`.",
+                format!("the server on port {port} did not respond with HTTP: {why}"),
+                "Check the output of the server in the sandbox. For protocols other than HTTP, use `bellglass forward`.",
             ),
             Self::Late => (
                 ErrorCode::Deadline,
-                format!("what listens on port {port} did not answer within {HEAD_WITHIN:?}"),
-                "See what the server inside is doing; long work should send the head of its answer first.",
+                format!("the server on port {port} did not respond within {HEAD_WITHIN:?}"),
+                "Check what the server in the sandbox is doing. If it needs more time, let it send the response headers early.",
             ),
         };
         let (ran, retry) = (Ran::Unknown, Retry::Unknown);
@@ -184,8 +215,12 @@ impl Failure {
 type Asked = Result<(Response<Incoming>, JoinHandle<()>), Failure>;
 
 async fn by_http1(port: Port, request: Request) -> Asked {
-    let (mut sender, connection) =
-        http1::handshake(TokioIo::new(port)).await.map_err(|error| broken(&error))?;
+    let mut client = http1::Builder::new();
+    if !api::defence::is_off("N-30") {
+        client.max_buf_size(HEAD_BYTES_MAX);
+    }
+    let handshake = client.handshake(TokioIo::new(port)).await;
+    let (mut sender, connection) = handshake.map_err(|error| broken(&error))?;
     let connection = connection.with_upgrades();
     let mut asking = Asking(Some(tokio::spawn(async move { drop(connection.await) })));
     let answer = in_time(sender.send_request(request)).await?;
@@ -233,10 +268,11 @@ fn broken(error: &hyper::Error) -> Failure {
 /// Makes a request what it is for the application.
 fn prepare(request: &mut Request, to: &Destination, wanted: Option<HeaderValue>, grpc: bool) -> Answer<()> {
     let host = match &to.outside.host {
-        Some(host) if !to.local => host.clone(),
+        Some(host) if to.address != Address::Api => host.clone(),
         Some(_) | None => format!("localhost:{}", to.port),
     };
-    let wrong = || Error::invalid("the request's address cannot be passed on", "Mend the address.");
+    let wrong =
+        || Error::invalid("the URL of the request cannot be forwarded to the port", "Correct the URL.");
     let value = HeaderValue::from_str(&host).map_err(|_| wrong())?;
     headers::inwards(request.headers_mut(), &to.outside, value);
     if let Some(wanted) = wanted {
@@ -262,10 +298,10 @@ fn is_grpc(headers: &HeaderMap) -> bool {
 }
 
 /// The answer with which both sides become something else.
-fn switching(answer: Response<Incoming>) -> Response {
+fn switching(answer: Response<Incoming>, address: Address) -> Response {
     let (mut head, _) = answer.into_parts();
     let upgraded = head.headers.get(UPGRADE).cloned();
-    headers::outwards(&mut head.headers);
+    headers::outwards(&mut head.headers, address);
     head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     if let Some(upgraded) = upgraded {
         head.headers.insert(UPGRADE, upgraded);

@@ -11,21 +11,23 @@ use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use node::journal::Ports as Gate;
-use sha2::{Digest, Sha256};
 
 use super::pass::Outside;
 use crate::e2b::TRAFFIC_TOKEN;
 use crate::fault::{Answer, Fault};
 
 /// The cookie, over HTTPS: no other host, no other path and no plain connection can set one of this name.
-const COOKIE_ENCRYPTED: &str = "__Host-belljar";
+const COOKIE_ENCRYPTED: &str = "__Host-bellglass";
 /// The cookie, over plain HTTP.
-const COOKIE_PLAIN: &str = "belljar";
+const COOKIE_PLAIN: &str = "bellglass";
 
 /// What becomes of a request that may pass.
 pub enum Admitted {
-    /// It goes on, without what let it pass.
-    Yes,
+    /// It goes on, without what let it pass: a token, or else that the port is public.
+    Yes {
+        /// Whether it showed the token.
+        by_token: bool,
+    },
     /// It goes to the same address without the token, with a cookie.
     Redirect(Response),
 }
@@ -33,9 +35,10 @@ pub enum Admitted {
 /// Lets a request pass whose port is public or that shows the token, and takes out what it showed.
 pub fn admit(parts: &mut Parts, outside: &Outside, gate: &Gate, port: u16) -> Answer<Admitted> {
     let in_address = address_token(&parts.uri);
-    let by_address = in_address.as_deref().is_some_and(|token| is_it(token, gate));
-    let by_cookie = || cookies(&parts.headers).any(|token| is_it(token, gate)) && is_own(parts, outside);
-    if !gate.is_public(port) && !shown(parts, gate) && !by_address && !by_cookie() {
+    let by_address = in_address.as_deref().is_some_and(|token| gate.token.is(token));
+    let by_cookie = || cookies(&parts.headers).any(|token| gate.token.is(token)) && is_own(parts, outside);
+    let by_token = shown(parts, gate) || by_address || by_cookie();
+    if !gate.is_public(port) && !by_token {
         return Err(refused());
     }
     if in_address.is_some() {
@@ -44,15 +47,15 @@ pub fn admit(parts: &mut Parts, outside: &Outside, gate: &Gate, port: u16) -> An
     if by_address && (parts.method == Method::GET || parts.method == Method::HEAD) {
         return Ok(Admitted::Redirect(redirect(&parts.uri, outside, gate)));
     }
-    Ok(Admitted::Yes)
+    Ok(Admitted::Yes { by_token })
 }
 
 /// Whether the token is in its header, or in the one of E2B's SDKs, once.
 pub fn shown(parts: &Parts, gate: &Gate) -> bool {
-    let [ours, theirs] = [TOKEN_HEADER, TRAFFIC_TOKEN].map(|name| parts.headers.get_all(name).iter());
-    let mut values = ours.chain(theirs);
-    match (values.next(), values.next()) {
-        (Some(value), None) => value.to_str().is_ok_and(|token| is_it(token, gate)),
+    let [mut ours, mut theirs] = [TOKEN_HEADER, TRAFFIC_TOKEN].map(|name| parts.headers.get_all(name).iter());
+    match (ours.next(), theirs.next(), ours.next(), theirs.next()) {
+        (Some(value), None, None, None) => value.to_str().is_ok_and(|shown| gate.token.is(shown)),
+        (None, Some(value), None, None) => value.to_str().is_ok_and(|shown| gate.traffic.is(shown)),
         _ => false,
     }
 }
@@ -61,49 +64,61 @@ pub fn shown(parts: &Parts, gate: &Gate) -> bool {
 pub fn refused() -> Fault {
     Error {
         code: ErrorCode::Unauthorized,
-        message: "this port is private, and the request carries no token of its sandbox; or there is no such sandbox"
+        message: "this port is private and the request has no valid token of its sandbox, or there is no such sandbox"
             .into(),
         layer: Layer::Policy,
         ran: Ran::No,
         retry: Retry::Useless,
         fix: format!(
-            "Send the token as the header `{TOKEN_HEADER}`, or open the address that `belljar forward --url SANDBOX PORT` shows."
+            "Send the token in the header `{TOKEN_HEADER}`, or open the address that `bellglass forward --url SANDBOX PORT` shows."
         ),
     }
     .into()
 }
 
-/// Takes our cookies out of a request and leaves the others.
+/// Takes our cookies, and an address with the token that a browser came from, out of a request and leaves the others. Cookies are bytes: browsers send what pages have set, also where it is not
+/// ASCII.
 pub fn forget_cookies(headers: &mut HeaderMap) {
     let others: Vec<HeaderValue> = headers
         .get_all(header::COOKIE)
         .iter()
         .filter_map(|value| {
-            let Ok(text) = value.to_str() else { return Some(value.clone()) };
-            let kept: Vec<&str> =
-                text.split(';').map(str::trim).filter(|pair| ours(pair).is_none()).collect();
-            if kept.is_empty() { None } else { HeaderValue::from_str(&kept.join("; ")).ok() }
+            if api::defence::is_off("N-33") && value.to_str().is_err() {
+                return Some(value.clone());
+            }
+            let kept: Vec<&[u8]> = pairs(value).filter(|pair| ours(pair).is_none()).collect();
+            if kept.is_empty() { None } else { HeaderValue::from_bytes(&kept.join(&b"; "[..])).ok() }
         })
         .collect();
     headers.remove(header::COOKIE);
     for value in others {
         headers.append(header::COOKIE, value);
     }
+    let from_token = |value: &HeaderValue| value.to_str().is_ok_and(|text| text.contains(TOKEN_QUERY));
+    if headers.get_all(header::REFERER).iter().any(from_token) && !api::defence::is_off("N-35") {
+        headers.remove(header::REFERER);
+    }
 }
 
-/// Whether it is the token. Hashes are compared: how long that takes says nothing about the token.
-fn is_it(shown: &str, gate: &Gate) -> bool {
-    !gate.token.is_empty() && Sha256::digest(shown) == Sha256::digest(&gate.token)
+fn cookies(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let values = headers.get_all(header::COOKIE).iter();
+    let values = values.filter(|value| !api::defence::is_off("N-33") || value.to_str().is_ok());
+    values.flat_map(pairs).filter_map(ours)
 }
 
-fn cookies(headers: &HeaderMap) -> impl Iterator<Item = &str> {
-    let values = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|text| text.split(';')).filter_map(|pair| ours(pair.trim()))
+/// The cookies of one header, each as `name=value`.
+fn pairs(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+    value.as_bytes().split(|byte| *byte == b';').map(<[u8]>::trim_ascii)
 }
 
-fn ours(pair: &str) -> Option<&str> {
-    let (name, value) = pair.split_once('=')?;
-    matches!(name, COOKIE_ENCRYPTED | COOKIE_PLAIN).then_some(value)
+/// The value of a cookie that has our name, in whatever case and with whatever spaces an application would ignore.
+fn ours(pair: &[u8]) -> Option<&[u8]> {
+    let at = pair.iter().position(|byte| *byte == b'=')?;
+    let (name, value) = (pair.get(..at)?.trim_ascii(), pair.get(at + 1..)?.trim_ascii());
+    [COOKIE_ENCRYPTED, COOKIE_PLAIN]
+        .iter()
+        .any(|own| name.eq_ignore_ascii_case(own.as_bytes()))
+        .then_some(value)
 }
 
 /// Whether a browser says that this host itself asks, or a person who goes there. Others than browsers say nothing.
@@ -148,7 +163,7 @@ fn redirect(clean: &Uri, outside: &Outside, gate: &Gate) -> Response {
     // Two slashes in front would be another host.
     let target = format!("/{}", target.trim_start_matches(['/', '\\']));
     let (name, secure) = if outside.encrypted { (COOKIE_ENCRYPTED, "; Secure") } else { (COOKIE_PLAIN, "") };
-    let cookie = format!("{name}={}; Path=/; HttpOnly; SameSite=Lax{secure}", gate.token);
+    let cookie = format!("{name}={}; Path=/; HttpOnly; SameSite=Lax{secure}", gate.token.reveal());
     let headers = [
         (header::LOCATION, target),
         (header::SET_COOKIE, cookie),
@@ -164,7 +179,8 @@ mod tests {
     use axum::http::Request;
 
     fn gate() -> Gate {
-        Gate { token: "a".repeat(64), public: [9000].into(), all_public: false }
+        let record = serde_json::json!({ "token": "a".repeat(64), "public": [9000] });
+        serde_json::from_value(record).unwrap()
     }
 
     fn outside(encrypted: bool) -> Outside {
@@ -186,20 +202,21 @@ mod tests {
     #[test]
     fn the_token_opens_and_nothing_else_does() {
         let (right, wrong) = ("a".repeat(64), "b".repeat(64));
-        assert!(passes(&[("belljar-token", &right)], 8000));
+        assert!(passes(&[("bellglass-token", &right)], 8000));
         for headers in [
             vec![],
-            vec![("belljar-token", wrong.as_str())],
-            vec![("belljar-token", "")],
-            vec![("belljar-token", &right), ("belljar-token", &right)],
+            vec![("bellglass-token", wrong.as_str())],
+            vec![("bellglass-token", "")],
+            vec![("bellglass-token", &right), ("bellglass-token", &right)],
             vec![("authorization", &right)],
-            vec![("cookie", "belljar=")],
+            vec![("cookie", "bellglass=")],
         ] {
             assert!(!passes(&headers, 8000), "{headers:?}");
             assert!(passes(&headers, 9000), "a public port asks for nothing");
         }
         let empty = Gate::default();
-        let nothing = parts("GET", "/?belljar_token=", &[("belljar-token", ""), ("cookie", "belljar=")]);
+        let nothing =
+            parts("GET", "/?bellglass_token=", &[("bellglass-token", ""), ("cookie", "bellglass=")]);
         assert!(
             admit(&mut nothing.clone(), &outside(false), &empty, 8000).is_err(),
             "no token opens nothing"
@@ -208,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_token_in_an_address_becomes_a_cookie_of_this_host() {
-        let uri = format!("//evil.example/x?a=1&belljar_token={}&b=2", "a".repeat(64));
+        let uri = format!("//evil.example/x?a=1&bellglass_token={}&b=2", "a".repeat(64));
         let uri = Uri::builder().path_and_query(uri).build().unwrap();
         let mut asked = parts("GET", "/", &[]);
         asked.uri = uri;
@@ -218,17 +235,17 @@ mod tests {
         let said = |name: header::HeaderName| response.headers()[name].to_str().unwrap().to_owned();
         assert_eq!(said(header::LOCATION), "/evil.example/x?a=1&b=2");
         let cookie = said(header::SET_COOKIE);
-        assert!(cookie.starts_with("__Host-belljar=aaa"), "{cookie}");
+        assert!(cookie.starts_with("__Host-bellglass=aaa"), "{cookie}");
         assert!(cookie.ends_with("; Path=/; HttpOnly; SameSite=Lax; Secure"), "{cookie}");
-        let mut posted = parts("POST", &format!("/x?belljar_token={}", "a".repeat(64)), &[]);
-        assert!(matches!(admit(&mut posted, &outside(false), &gate(), 8000), Ok(Admitted::Yes)));
+        let mut posted = parts("POST", &format!("/x?bellglass_token={}", "a".repeat(64)), &[]);
+        assert!(matches!(admit(&mut posted, &outside(false), &gate(), 8000), Ok(Admitted::Yes { .. })));
         assert_eq!(posted.uri, "/x");
     }
 
     #[test]
     fn a_cookie_counts_only_for_the_host_itself() {
         // N-17
-        let cookie = format!("x=1; belljar={}", "a".repeat(64));
+        let cookie = format!("x=1; bellglass={}", "a".repeat(64));
         let with = |more: &[(&str, &str)]| {
             let mut headers = vec![("cookie", cookie.as_str())];
             headers.extend(more);
@@ -245,11 +262,33 @@ mod tests {
     }
 
     #[test]
+    fn a_cookie_that_is_not_ascii_neither_carries_the_token_in_nor_locks_a_viewer_out() {
+        // N-33
+        let token = "a".repeat(64);
+        for value in [
+            format!("bellglass={token}; theme=\u{e9}"),
+            format!("theme=\u{e9}; bellglass={token}"),
+            format!("theme=\u{e9};bellglass ={token}"),
+            format!("\u{ff}\u{fe}; __Host-bellglass={token} ; \u{e9}"),
+        ] {
+            let mut asked = parts("GET", "/", &[]);
+            let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
+            asked.headers.insert(header::COOKIE, value.clone());
+            assert!(admit(&mut asked, &outside(false), &gate(), 8000).is_ok(), "{value:?}");
+            forget_cookies(&mut asked.headers);
+            let left = asked.headers[header::COOKIE].as_bytes();
+            assert!(!left.windows(64).any(|window| window == token.as_bytes()), "{left:?}");
+            assert!(left.windows(2).any(|window| window == "\u{e9}".as_bytes()), "{left:?}");
+        }
+    }
+
+    #[test]
     fn our_cookies_are_forgotten_and_others_are_not() {
-        let mut headers = parts("GET", "/", &[("cookie", "a=1; belljar=x;__Host-belljar=y; b=2")]).headers;
+        let mut headers =
+            parts("GET", "/", &[("cookie", "a=1; bellglass=x;__Host-bellglass=y; b=2")]).headers;
         forget_cookies(&mut headers);
         assert_eq!(headers["cookie"], "a=1; b=2");
-        let mut headers = parts("GET", "/", &[("cookie", "belljar=x")]).headers;
+        let mut headers = parts("GET", "/", &[("cookie", "bellglass=x")]).headers;
         forget_cookies(&mut headers);
         assert!(headers.is_empty());
     }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::account::Role;
 use api::artifact::{Artifacts, WAIT_MS_MAX};
 use api::files::FilePath;
 use api::server::Page;
@@ -20,7 +19,8 @@ use tokio::time::timeout;
 
 use super::files::content::attachment;
 use super::files::flow::IDLE_MAX;
-use crate::caller::{Asked, At, Caller};
+use crate::authority::{Caller, Grant, Read};
+use crate::caller::{Asked, At};
 use crate::fault::Answer;
 use crate::output::place;
 use crate::platform::{Platform, missing};
@@ -35,7 +35,7 @@ const PIECES_WAITING: usize = 2;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Waiting {
-    /// Answers when the exec has ended and its files were read, or after so many milliseconds; at most a minute.
+    /// Maximum time to wait until the exec has ended and its files were collected, in milliseconds. Default 0, maximum 60,000.
     #[serde(default)]
     wait_ms: u64,
 }
@@ -45,22 +45,35 @@ pub struct Waiting {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Listing {
-    /// How many execs at most.
+    /// Maximum number of execs per page. Default 100.
     #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
-    /// `next` of the page before.
+    /// Value of `next` in the previous page. If absent, the first page is returned.
     cursor: Option<String>,
 }
 
-/// What was kept of the files of an exec. Works after its sandbox is gone.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs/{exec}/artifacts", params(("sandbox" = String, Path), ("exec" = String, Path), Waiting), security(("key" = [])), responses((status = 200, body = Artifacts), (status = "default", body = Error)))]
+/// List the artifacts of an exec
+///
+/// The artifacts are also available after the sandbox is gone.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/execs/{exec}/artifacts",
+    operation_id = "getArtifacts",
+    tag = "artifacts",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("exec" = String, Path, description = "Exec ID"),
+        Waiting,
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Artifacts), (status = "default", body = Error))
+)]
 pub async fn look(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At((named, exec)): At<(String, String)>,
     Asked(waiting): Asked<Waiting>,
 ) -> Answer<Json<Artifacts>> {
-    caller.require(Role::Read)?;
     if waiting.wait_ms > WAIT_MS_MAX {
         return Err(limits::exceeded("wait_ms", waiting.wait_ms, WAIT_MS_MAX).into());
     }
@@ -72,21 +85,35 @@ pub async fn look(
     Ok(Json(found.ok_or_else(|| none(&exec))?))
 }
 
-/// What was kept of all execs of a sandbox, in the order of their ids.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/artifacts", params(("sandbox" = String, Path), Listing), security(("key" = [])), responses((status = 200, body = Page<Artifacts>), (status = "default", body = Error)))]
+/// List the artifacts of a sandbox
+///
+/// The list has one item per exec, in the order of the exec IDs.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/artifacts",
+    operation_id = "listArtifacts",
+    tag = "artifacts",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name"), Listing),
+    security(("key" = [])),
+    responses((status = 200, body = Page<Artifacts>), (status = "default", body = Error))
+)]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     Asked(listing): Asked<Listing>,
 ) -> Answer<Json<Page<Artifacts>>> {
-    caller.require(Role::Read)?;
     let limit = listing.limit.unwrap_or(PAGE);
     if !(1..=PAGE).contains(&limit) {
-        return Err(Error::invalid(format!("limit is {limit}"), format!("Ask for 1 to {PAGE}.")).into());
+        return Err(Error::invalid(
+            format!("limit is {limit}, which is out of range"),
+            format!("Use a limit from 1 to {PAGE}."),
+        )
+        .into());
     }
     let after = listing.cursor.map(|cursor| cursor.parse::<ExecId>()).transpose();
-    let after = after.map_err(|_| Error::invalid("the cursor is none", "Use `next` of the page before."))?;
+    let after =
+        after.map_err(|_| Error::invalid("the cursor is invalid", "Use `next` of the previous page."))?;
     let _place = place(&caller.share)?;
     let id = named.parse::<SandboxId>().map_err(|_| missing(&named))?;
     let known = platform.sandbox(&caller, &named).await;
@@ -101,14 +128,30 @@ pub async fn list(
     Ok(Json(Page { items, next }))
 }
 
-/// The bytes of an artifact.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs/{exec}/artifacts/{number}", params(("sandbox" = String, Path), ("exec" = String, Path), ("number" = u32, Path)), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = "default", body = Error)))]
+/// Download an artifact
+///
+/// The artifact is also available after the sandbox is gone.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/execs/{exec}/artifacts/{number}",
+    operation_id = "downloadArtifact",
+    tag = "artifacts",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("exec" = String, Path, description = "Exec ID"),
+        ("number" = u32, Path, description = "Number of the artifact within the exec"),
+    ),
+    security(("key" = [])),
+    responses(
+        (status = 200, body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = "default", body = Error),
+    )
+)]
 pub async fn read(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At((named, exec, number)): At<(String, String, u32)>,
 ) -> Answer<Response> {
-    caller.require(Role::Read)?;
     let place = place(&caller.share)?;
     let id = exec_id(&exec)?;
     let sandbox = sandbox_id(&caller, &platform, &named).await?;
@@ -150,7 +193,7 @@ pub fn stream(mut outgoing: Outgoing, place: OwnedSemaphorePermit) -> Body {
 }
 
 /// A sandbox that is known by its name, or by its id at any time: the project is part of where its artifacts are.
-async fn sandbox_id(caller: &Caller, platform: &Platform, named: &str) -> Answer<SandboxId> {
+async fn sandbox_id(caller: &Grant, platform: &Platform, named: &str) -> Answer<SandboxId> {
     let id = named.parse::<SandboxId>().map_err(|_| missing(named))?;
     match platform.sandbox(caller, named).await {
         Ok(sandbox) => Ok(sandbox.id),
@@ -165,7 +208,7 @@ fn exec_id(text: &str) -> Answer<ExecId> {
 fn none(text: &str) -> Error {
     let shown: String = text.chars().take(2 * api::id::ID_BYTES_MAX).collect();
     Error {
-        fix: "Start the exec with `artifacts`, and ask before their time is over.".into(),
-        ..Error::not_found(format!("no artifacts are kept of {shown:?}"))
+        fix: "Set `artifacts` when you start the exec, and download the artifacts before they expire.".into(),
+        ..Error::not_found(format!("no artifacts are stored for {shown:?}"))
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use api::account::Role;
 use api::code::{ContextInfo, ContextSpec, Variable};
 use api::server::Page;
 use api::{ContextId, Error};
@@ -12,21 +11,39 @@ use axum::http::StatusCode;
 
 use crate::account::Rate;
 use crate::audit::Act;
-use crate::caller::{At, Caller, Idempotency, Sent};
+use crate::authority::{Caller, Read, Write};
+use crate::body::Sent;
+use crate::caller::{At, Idempotency};
 use crate::fault::Answer;
 use crate::platform::Platform;
 use crate::routes::execs::call;
 
-/// Makes a context and waits until it is there. With an `idempotency-key` one is made, however often this is sent.
-#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/contexts", params(("sandbox" = String, Path), ("idempotency-key" = Option<String>, Header)), request_body = ContextSpec, security(("key" = [])), responses((status = 201, body = ContextInfo), (status = "default", body = Error)))]
+/// Create a context
+///
+/// Responds when the context is ready.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/contexts",
+    operation_id = "createContext",
+    tag = "contexts",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "idempotency-key" = Option<String>, Header,
+            description = "Requests with the same key create only one context. A key has 1 to 255 printable ASCII characters"
+        ),
+    ),
+    request_body = ContextSpec,
+    security(("key" = [])),
+    responses((status = 201, body = ContextInfo), (status = "default", body = Error))
+)]
 pub async fn create(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     idempotency: Idempotency,
     Sent(spec): Sent<ContextSpec>,
 ) -> Answer<(StatusCode, Json<ContextInfo>)> {
-    caller.require(Role::Write)?;
     caller.pace(Rate::Exec)?;
     spec.check()?;
     let _launch = caller.share.launch()?;
@@ -37,10 +54,18 @@ pub async fn create(
     Ok((StatusCode::CREATED, Json(call.context(&id, spec).await?)))
 }
 
-/// All contexts of a sandbox.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/contexts", params(("sandbox" = String, Path)), security(("key" = [])), responses((status = 200, body = Page<ContextInfo>), (status = "default", body = Error)))]
+/// List contexts
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/contexts",
+    operation_id = "listContexts",
+    tag = "contexts",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Page<ContextInfo>), (status = "default", body = Error))
+)]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Page<ContextInfo>>> {
@@ -48,10 +73,21 @@ pub async fn list(
     Ok(Json(Page { items: call.contexts().await?, next: None }))
 }
 
-/// How a context is doing.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/contexts/{context}", params(("sandbox" = String, Path), ("context" = String, Path)), security(("key" = [])), responses((status = 200, body = ContextInfo), (status = "default", body = Error)))]
+/// Get a context
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/contexts/{context}",
+    operation_id = "getContext",
+    tag = "contexts",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("context" = String, Path, description = "Context ID"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = ContextInfo), (status = "default", body = Error))
+)]
 pub async fn look(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At((named, context)): At<(String, String)>,
 ) -> Answer<Json<ContextInfo>> {
@@ -60,14 +96,26 @@ pub async fn look(
     Ok(Json(contexts.into_iter().find(|info| info.id == id).ok_or_else(|| missing(&context))?))
 }
 
-/// Ends a context, and the cell that runs in it.
-#[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}/contexts/{context}", params(("sandbox" = String, Path), ("context" = String, Path)), security(("key" = [])), responses((status = 204), (status = "default", body = Error)))]
+/// Delete a context
+///
+/// The running cell, if any, is stopped.
+#[utoipa::path(
+    delete,
+    path = "/v1/sandboxes/{sandbox}/contexts/{context}",
+    operation_id = "deleteContext",
+    tag = "contexts",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("context" = String, Path, description = "Context ID"),
+    ),
+    security(("key" = [])),
+    responses((status = 204), (status = "default", body = Error))
+)]
 pub async fn remove(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, context)): At<(String, String)>,
 ) -> Answer<StatusCode> {
-    caller.require(Role::Write)?;
     let id = context_id(&context)?;
     let sandbox = platform.running(&caller, &named).await?;
     let call = platform.node.call(&sandbox.id)?;
@@ -76,14 +124,26 @@ pub async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Has a context begin anew, without its variables; the cell that runs in it ends.
-#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/contexts/{context}/restart", params(("sandbox" = String, Path), ("context" = String, Path)), security(("key" = [])), responses((status = 200, body = ContextInfo), (status = "default", body = Error)))]
+/// Restart a context
+///
+/// Variables are lost. The running cell, if any, is stopped.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/contexts/{context}/restart",
+    operation_id = "restartContext",
+    tag = "contexts",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("context" = String, Path, description = "Context ID"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = ContextInfo), (status = "default", body = Error))
+)]
 pub async fn restart(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, context)): At<(String, String)>,
 ) -> Answer<Json<ContextInfo>> {
-    caller.require(Role::Write)?;
     caller.pace(Rate::Exec)?;
     let id = context_id(&context)?;
     let sandbox = platform.running(&caller, &named).await?;
@@ -92,14 +152,26 @@ pub async fn restart(
     Ok(Json(call.restart_context(&id).await?))
 }
 
-/// Ends the cell that runs in a context, if one does. Its variables stay, unless the cell does not heed that.
-#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/contexts/{context}/interrupt", params(("sandbox" = String, Path), ("context" = String, Path)), security(("key" = [])), responses((status = 200, body = ContextInfo), (status = "default", body = Error)))]
+/// Interrupt the running cell
+///
+/// Does nothing if no cell is running. Variables survive unless the cell ignores the interrupt and is killed.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/contexts/{context}/interrupt",
+    operation_id = "interruptContext",
+    tag = "contexts",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("context" = String, Path, description = "Context ID"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = ContextInfo), (status = "default", body = Error))
+)]
 pub async fn interrupt(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, context)): At<(String, String)>,
 ) -> Answer<Json<ContextInfo>> {
-    caller.require(Role::Write)?;
     let id = context_id(&context)?;
     let sandbox = platform.running(&caller, &named).await?;
     let call = platform.node.call(&sandbox.id)?;
@@ -107,10 +179,23 @@ pub async fn interrupt(
     Ok(Json(call.interrupt_context(&id).await?))
 }
 
-/// What a context has in its variables. One that runs a cell is a `conflict`: ask again when the cell has ended.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/contexts/{context}/variables", params(("sandbox" = String, Path), ("context" = String, Path)), security(("key" = [])), responses((status = 200, body = Page<Variable>), (status = "default", body = Error)))]
+/// List variables
+///
+/// Fails with `conflict` while a cell is running. Retry when the cell has ended.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/contexts/{context}/variables",
+    operation_id = "listVariables",
+    tag = "contexts",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("context" = String, Path, description = "Context ID"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Page<Variable>), (status = "default", body = Error))
+)]
 pub async fn variables(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At((named, context)): At<(String, String)>,
 ) -> Answer<Json<Page<Variable>>> {

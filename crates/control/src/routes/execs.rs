@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::account::Role;
 use api::exec::{ExecInfo, ExecSpec, SignalRequest};
 use api::output::{NDJSON, OutputLine};
 use api::server::{Page, Received, Signaled};
@@ -18,7 +17,9 @@ use serde::Deserialize;
 
 use crate::account::Rate;
 use crate::audit::Act;
-use crate::caller::{Asked, At, Caller, Idempotency, Sent, Whole, whole};
+use crate::authority::{Caller, Grant, Read, Write};
+use crate::body::{self, Sent};
+use crate::caller::{Asked, At, Idempotency};
 use crate::fault::{Answer, Fault};
 use crate::output::{Output, place};
 use crate::platform::Platform;
@@ -33,7 +34,7 @@ const STDIN_WITHIN: Duration = Duration::from_secs(60);
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Starting {
-    /// Ends the exec when whoever reads its output goes away. Only for a stream.
+    /// Cancel the exec when the client that reads its output disconnects. Applies only to streamed output. Default false.
     #[serde(default)]
     cancel_on_disconnect: bool,
 }
@@ -62,16 +63,16 @@ impl<S: Send + Sync> FromRequestParts<S> for Manner {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct From {
-    /// The first byte of standard output.
+    /// Offset in standard output at which to start. Default 0.
     #[serde(default)]
     stdout: u64,
-    /// The first byte of standard error.
+    /// Offset in standard error at which to start. Default 0.
     #[serde(default)]
     stderr: u64,
-    /// Where the first result begins: 0, or `next` of one that was told.
+    /// Offset in the results at which to start: 0, or `next` of an earlier result. Default 0.
     #[serde(default)]
     results: u64,
-    /// Whether to wait for more. Without, what is there now is told and the stream ends.
+    /// Wait for more output. Default true. If false, the stream ends after the output that is available now.
     #[serde(default = "yes")]
     follow: bool,
 }
@@ -81,9 +82,9 @@ pub struct From {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Taken {
-    /// Everything of standard output below this.
+    /// Offset in standard output below which all bytes were consumed.
     stdout: u64,
-    /// Everything of standard error below this.
+    /// Offset in standard error below which all bytes were consumed.
     stderr: u64,
 }
 
@@ -92,24 +93,44 @@ pub struct Taken {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Piece {
-    /// The offset of its first byte. A piece that was sent before changes nothing.
+    /// Offset of the first byte of the chunk in standard input. Sending the same chunk again has no effect.
     offset: u64,
-    /// Whether it is the last.
+    /// True for the last chunk. Default false.
     #[serde(default)]
     last: bool,
 }
 
-/// Starts a command, or code. With an `idempotency-key` it is started once, however often this is sent. Whoever accepts
-/// `application/x-ndjson` gets its output as a stream, the exec first; others get the exec.
-#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/execs", params(("sandbox" = String, Path), ("idempotency-key" = Option<String>, Header), Starting), request_body = ExecSpec, security(("key" = [])), responses((status = 201, content((ExecInfo = "application/json"), (OutputLine = "application/x-ndjson"))), (status = "default", body = Error)))]
+/// Start an exec
+///
+/// Runs a command or code. With `accept: application/x-ndjson`, the response is a stream that begins with the exec and continues with its
+/// output. Otherwise the response is the exec.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/execs",
+    operation_id = "startExec",
+    tag = "execs",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "idempotency-key" = Option<String>, Header,
+            description = "Requests with the same key start only one exec. A key has 1 to 255 printable ASCII characters"
+        ),
+        Starting,
+    ),
+    request_body = ExecSpec,
+    security(("key" = [])),
+    responses(
+        (status = 201, content((ExecInfo = "application/json"), (OutputLine = "application/x-ndjson"))),
+        (status = "default", body = Error),
+    )
+)]
 pub async fn start(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     manner: Manner,
     Sent(spec): Sent<ExecSpec>,
 ) -> Answer<Response> {
-    caller.require(Role::Write)?;
     caller.pace(Rate::Exec)?;
     spec.check()?;
     let launch = caller.share.launch()?;
@@ -131,10 +152,20 @@ pub async fn start(
     })
 }
 
-/// All execs of a sandbox that it still knows.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs", params(("sandbox" = String, Path)), security(("key" = [])), responses((status = 200, body = Page<ExecInfo>), (status = "default", body = Error)))]
+/// List execs
+///
+/// A sandbox keeps records of up to 1,024 execs, including ended execs. The records of the oldest ended execs are dropped first.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/execs",
+    operation_id = "listExecs",
+    tag = "execs",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Page<ExecInfo>), (status = "default", body = Error))
+)]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Page<ExecInfo>>> {
@@ -142,10 +173,23 @@ pub async fn list(
     Ok(Json(Page { items: call.execs().await?, next: None }))
 }
 
-/// How an exec is doing, or how it ended.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs/{exec}", params(("sandbox" = String, Path), ("exec" = String, Path)), security(("key" = [])), responses((status = 200, body = ExecInfo), (status = "default", body = Error)))]
+/// Get an exec
+///
+/// Returns the state of the exec, or its outcome once it has ended.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/execs/{exec}",
+    operation_id = "getExec",
+    tag = "execs",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("exec" = String, Path, description = "Exec ID"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = ExecInfo), (status = "default", body = Error))
+)]
 pub async fn look(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At((named, exec)): At<(String, String)>,
 ) -> Answer<Json<ExecInfo>> {
@@ -153,14 +197,26 @@ pub async fn look(
     Ok(Json(info(&call, &exec).await?))
 }
 
-/// Ends an exec: its outcome will be `cancelled`, unless it had ended before.
-#[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}/execs/{exec}", params(("sandbox" = String, Path), ("exec" = String, Path)), security(("key" = [])), responses((status = 204), (status = "default", body = Error)))]
+/// Cancel an exec
+///
+/// The outcome becomes `cancelled`, unless the exec has already ended.
+#[utoipa::path(
+    delete,
+    path = "/v1/sandboxes/{sandbox}/execs/{exec}",
+    operation_id = "cancelExec",
+    tag = "execs",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("exec" = String, Path, description = "Exec ID"),
+    ),
+    security(("key" = [])),
+    responses((status = 204), (status = "default", body = Error))
+)]
 pub async fn cancel(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, exec)): At<(String, String)>,
 ) -> Answer<StatusCode> {
-    caller.require(Role::Write)?;
     let call = call(&caller, &platform, &named).await?;
     let id = exec_id(&exec)?;
     platform.note(&caller, Act::ExecCancel, |entry| entry.exec(&id));
@@ -168,10 +224,27 @@ pub async fn cancel(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// An exec's output from these offsets on, one JSON object a line; the last is `end` or `error`.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs/{exec}/output", params(("sandbox" = String, Path), ("exec" = String, Path), From), security(("key" = [])), responses((status = 200, body = OutputLine, content_type = "application/x-ndjson"), (status = "default", body = Error)))]
+/// Stream the output of an exec
+///
+/// Streams the output from the given offsets, one JSON object per line. The last line is `end` or `error`.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/execs/{exec}/output",
+    operation_id = "streamExecOutput",
+    tag = "execs",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("exec" = String, Path, description = "Exec ID"),
+        From,
+    ),
+    security(("key" = [])),
+    responses(
+        (status = 200, body = OutputLine, content_type = "application/x-ndjson"),
+        (status = "default", body = Error),
+    )
+)]
 pub async fn output(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At((named, exec)): At<(String, String)>,
     Asked(from): Asked<From>,
@@ -185,10 +258,10 @@ pub async fn output(
     if from.iter().zip(written).any(|(from, written)| *from > written) {
         return Err(Error::invalid(
             format!(
-                "the exec has written {} and {} bytes and {} of results, fewer than asked for",
+                "the offsets are beyond the output: the exec has written {} bytes to stdout, {} to stderr and {} of results",
                 info.stdout_bytes, info.stderr_bytes, info.results_bytes
             ),
-            "Ask for offsets that were reached.",
+            "Use offsets that the output has reached.",
         )
         .into());
     }
@@ -198,46 +271,86 @@ pub async fn output(
     Ok(Output { platform, call, exec: reader, place, from, started: None, until, cancels: false })
 }
 
-/// Says that everything below these offsets was taken: an exec in output mode `block` goes on.
-#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/execs/{exec}/read", params(("sandbox" = String, Path), ("exec" = String, Path), Taken), security(("key" = [])), responses((status = 204), (status = "default", body = Error)))]
+/// Acknowledge output
+///
+/// Marks all output below the given offsets as consumed. An exec in output mode `block` that waits for its reader then continues.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{sandbox}/execs/{exec}/read",
+    operation_id = "acknowledgeExecOutput",
+    tag = "execs",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("exec" = String, Path, description = "Exec ID"),
+        Taken,
+    ),
+    security(("key" = [])),
+    responses((status = 204), (status = "default", body = Error))
+)]
 pub async fn read(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, exec)): At<(String, String)>,
     Asked(taken): Asked<Taken>,
 ) -> Answer<StatusCode> {
-    caller.require(Role::Write)?;
     let call = call(&caller, &platform, &named).await?;
     call.reader(exec_id(&exec)?).take(taken.stdout, taken.stderr).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Sends a piece of at most 1 MiB to standard input. Answers when it was taken.
-#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/execs/{exec}/stdin", params(("sandbox" = String, Path), ("exec" = String, Path), Piece), request_body(content = Vec<u8>, content_type = "application/octet-stream"), security(("key" = [])), responses((status = 200, body = Received), (status = "default", body = Error)))]
+/// Write to standard input
+///
+/// Sends a chunk of at most 1 MiB. Responds when the chunk was received.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{sandbox}/execs/{exec}/stdin",
+    operation_id = "writeExecStdin",
+    tag = "execs",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("exec" = String, Path, description = "Exec ID"),
+        Piece,
+    ),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    security(("key" = [])),
+    responses((status = 200, body = Received), (status = "default", body = Error))
+)]
 pub async fn stdin(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, exec)): At<(String, String)>,
     Asked(piece): Asked<Piece>,
     request: Request,
 ) -> Answer<Json<Received>> {
-    caller.require(Role::Write)?;
     let id = exec_id(&exec)?;
-    let Whole { bytes, room: _room } = whole(request, STDIN_BYTES_MAX).await?;
+    let bytes = body::bytes(request, STDIN_BYTES_MAX).await?;
     let call = call(&caller, &platform, &named).await?;
     let received = call.reader(id).write_stdin(piece.offset, bytes, piece.last, STDIN_WITHIN).await?;
     Ok(Json(Received { received }))
 }
 
+/// Send a signal
+///
 /// Sends a signal to all processes of an exec.
-#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/execs/{exec}/signal", params(("sandbox" = String, Path), ("exec" = String, Path)), request_body = SignalRequest, security(("key" = [])), responses((status = 200, body = Signaled), (status = "default", body = Error)))]
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/execs/{exec}/signal",
+    operation_id = "signalExec",
+    tag = "execs",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("exec" = String, Path, description = "Exec ID"),
+    ),
+    request_body = SignalRequest,
+    security(("key" = [])),
+    responses((status = 200, body = Signaled), (status = "default", body = Error))
+)]
 pub async fn signal(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, exec)): At<(String, String)>,
     Sent(request): Sent<SignalRequest>,
 ) -> Answer<Json<Signaled>> {
-    caller.require(Role::Write)?;
     let id = exec_id(&exec)?;
     let call = call(&caller, &platform, &named).await?;
     platform.note(&caller, Act::ExecSignal, |entry| entry.exec(&id));
@@ -248,7 +361,7 @@ pub async fn signal(
 ///
 /// # Errors
 /// It is not known, or has ended.
-pub async fn call(caller: &Caller, platform: &Platform, named: &str) -> Answer<Call> {
+pub async fn call(caller: &Grant, platform: &Platform, named: &str) -> Answer<Call> {
     let sandbox = platform.running(caller, named).await?;
     Ok(platform.node.call(&sandbox.id)?)
 }

@@ -19,7 +19,6 @@ pub mod watch;
 
 use std::sync::Arc;
 
-use api::account::Role;
 use api::files::{
     Counted, EditRequest, FileAnswer, FileAsk, FileInfo, FilePath, HashedFile, Hashing, PAGE_MAX,
 };
@@ -30,17 +29,35 @@ use axum::extract::State;
 use node::Call;
 
 use crate::audit::Act;
-use crate::caller::{At, Caller, Sent};
+use crate::authority::{Caller, Grant, Read, Write};
+use crate::body::Sent;
+use crate::caller::At;
 use crate::fault::Answer;
 use crate::output::place;
 use crate::platform::Platform;
 use flow::{Coming, Held};
 use query::Query;
 
-/// What is at a path. A symlink is not followed.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files", params(("sandbox" = String, Path), ("path" = String, Query, description = "Percent-encoded bytes; absolute, or relative to /workspace")), security(("key" = [])), responses((status = 200, body = FileInfo), (status = "default", body = Error)))]
+/// Get file information
+///
+/// Symlinks are not followed.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/files",
+    operation_id = "getFileInfo",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = FileInfo), (status = "default", body = Error))
+)]
 pub async fn look(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     mut query: Query,
@@ -52,10 +69,38 @@ pub async fn look(
     Ok(Json(info))
 }
 
-/// What is in a directory, in the order of the names, down to `depth`.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/list", params(("sandbox" = String, Path), ("path" = String, Query), ("depth" = Option<u32>, Query, description = "1, the directory alone, unless more is asked for; 256 at most"), ("limit" = Option<u32>, Query, minimum = 1, maximum = 1000), ("cursor" = Option<String>, Query, description = "`next` of the page before")), security(("key" = [])), responses((status = 200, body = Page<FileInfo>), (status = "default", body = Error)))]
+/// List a directory
+///
+/// Entries are sorted by name and include subdirectories down to `depth`.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/files/list",
+    operation_id = "listDirectory",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        (
+            "depth" = Option<u32>, Query,
+            description = "Number of directory levels to list, 1 to 256. Default 1: only the entries of the directory itself"
+        ),
+        (
+            "limit" = Option<u32>, Query, minimum = 1, maximum = 1000,
+            description = "Maximum number of entries per page. Default 1,000"
+        ),
+        (
+            "cursor" = Option<String>, Query,
+            description = "Value of `next` in the previous page. If absent, the first page is returned"
+        ),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Page<FileInfo>), (status = "default", body = Error))
+)]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     mut query: Query,
@@ -71,10 +116,30 @@ pub async fn list(
     Ok(Json(Page { items, next: last.as_ref().map(query::cursor) }))
 }
 
-/// The SHA-256 of a regular file, or its BLAKE3.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/hash", params(("sandbox" = String, Path), ("path" = String, Query), ("digest" = Option<Hashing>, Query, description = "The hash that the answer has")), security(("key" = [])), responses((status = 200, body = HashedFile), (status = "default", body = Error)))]
+/// Hash a file
+///
+/// Computes the SHA-256 or BLAKE3 hash of a regular file.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/files/hash",
+    operation_id = "hashFile",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        (
+            "digest" = Option<Hashing>, Query,
+            description = "Hash in the response: `sha256` (default) or `blake3`"
+        ),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = HashedFile), (status = "default", body = Error))
+)]
 pub async fn hash(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     mut query: Query,
@@ -84,10 +149,26 @@ pub async fn hash(
     hashed(ask_to_look(&caller, &platform, &named, &ask).await?)
 }
 
-/// Makes a directory and those above it. One that is there is fine.
-#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/make", params(("sandbox" = String, Path), ("path" = String, Query)), security(("key" = [])), responses((status = 200, body = Counted), (status = "default", body = Error)))]
+/// Create a directory
+///
+/// Also creates missing parent directories. Succeeds even if the directory already exists.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/files/make",
+    operation_id = "createDirectory",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Counted), (status = "default", body = Error))
+)]
 pub async fn make(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     mut query: Query,
@@ -98,10 +179,26 @@ pub async fn make(
     change.carry_out(&caller, &platform, &named).await
 }
 
-/// Gives a file or a directory another name.
-#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/move", params(("sandbox" = String, Path), ("from" = String, Query), ("to" = String, Query), ("replace" = Option<bool>, Query, description = "Whether a file of that name is replaced")), security(("key" = [])), responses((status = 200, body = Counted), (status = "default", body = Error)))]
+/// Move a file or directory
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/files/move",
+    operation_id = "moveFile",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "from" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        ("to" = String, Query, description = "New path, in the same format as `from`"),
+        ("replace" = Option<bool>, Query, description = "Replace an existing file. Default false"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Counted), (status = "default", body = Error))
+)]
 pub async fn rename(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     query: Query,
@@ -112,10 +209,28 @@ pub async fn rename(
     change.carry_out(&caller, &platform, &named).await
 }
 
-/// Copies a file, or a directory with what is in it.
-#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/copy", params(("sandbox" = String, Path), ("from" = String, Query), ("to" = String, Query), ("replace" = Option<bool>, Query, description = "Whether a file of that name is replaced")), security(("key" = [])), responses((status = 200, body = Counted), (status = "default", body = Error)))]
+/// Copy a file or directory
+///
+/// A directory is copied with its content.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/files/copy",
+    operation_id = "copyFile",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "from" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        ("to" = String, Query, description = "Path of the copy, in the same format as `from`"),
+        ("replace" = Option<bool>, Query, description = "Replace an existing file. Default false"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Counted), (status = "default", body = Error))
+)]
 pub async fn copy(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     query: Query,
@@ -126,10 +241,27 @@ pub async fn copy(
     change.carry_out(&caller, &platform, &named).await
 }
 
-/// Removes a file, or a directory, with `all` together with what is in it. One that is not there is fine.
-#[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}/files", params(("sandbox" = String, Path), ("path" = String, Query), ("all" = Option<bool>, Query)), security(("key" = [])), responses((status = 200, body = Counted), (status = "default", body = Error)))]
+/// Delete a file or directory
+///
+/// Succeeds even if the path does not exist.
+#[utoipa::path(
+    delete,
+    path = "/v1/sandboxes/{sandbox}/files",
+    operation_id = "deleteFile",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        ("all" = Option<bool>, Query, description = "Delete a directory with its content. Default false"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Counted), (status = "default", body = Error))
+)]
 pub async fn remove(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     mut query: Query,
@@ -140,10 +272,28 @@ pub async fn remove(
     change.carry_out(&caller, &platform, &named).await
 }
 
-/// Replaces a text that a file has exactly once, or with `all` wherever it stands. The file is there as it was, or changed whole.
-#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/edit", params(("sandbox" = String, Path), ("path" = String, Query)), request_body = EditRequest, security(("key" = [])), responses((status = 200, body = Counted), (status = "default", body = Error)))]
+/// Edit a file
+///
+/// Replaces a text in a file. The text must occur exactly once, unless `all` is set; then every occurrence is replaced. The file can have
+/// at most 16 MiB and is replaced atomically.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/files/edit",
+    operation_id = "editFile",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+    ),
+    request_body = EditRequest,
+    security(("key" = [])),
+    responses((status = 200, body = Counted), (status = "default", body = Error))
+)]
 pub async fn edit(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     mut query: Query,
@@ -165,8 +315,12 @@ struct Change {
 
 impl Change {
     /// Has it done. It goes on to its end even if whoever asked is gone.
-    async fn carry_out(self, caller: &Caller, platform: &Platform, named: &str) -> Answer<Json<Counted>> {
-        caller.require(Role::Write)?;
+    async fn carry_out(
+        self,
+        caller: &Caller<Write>,
+        platform: &Platform,
+        named: &str,
+    ) -> Answer<Json<Counted>> {
         let Self { act, detail, ask } = self;
         ask.check()?;
         let place = place(&caller.share)?;
@@ -188,12 +342,11 @@ impl Change {
     /// Has it done with the body of a request. It breaks off where the body does.
     async fn take_in(
         self,
-        caller: &Caller,
+        caller: &Caller<Write>,
         platform: Arc<Platform>,
         named: &str,
         mut coming: Coming,
     ) -> Answer<FileAnswer> {
-        caller.require(Role::Write)?;
         let Self { act, detail, ask } = self;
         ask.check()?;
         let place = place(&caller.share)?;
@@ -213,20 +366,19 @@ impl Change {
 }
 
 /// A call for a change of a file, written down.
-async fn noted(caller: &Caller, platform: &Platform, named: &str, act: Act, detail: &str) -> Answer<Call> {
+async fn noted(caller: &Grant, platform: &Platform, named: &str, act: Act, detail: &str) -> Answer<Call> {
     let sandbox = platform.running(caller, named).await?;
     let call = platform.node.call(&sandbox.id)?;
     platform.note(caller, act, |entry| entry.sandbox(&sandbox.id).detail(detail));
     Ok(call)
 }
 
-async fn called(caller: &Caller, platform: &Platform, named: &str) -> Answer<Call> {
+async fn called(caller: &Grant, platform: &Platform, named: &str) -> Answer<Call> {
     let sandbox = platform.running(caller, named).await?;
     Ok(platform.node.call(&sandbox.id)?)
 }
 
-async fn ask_to_look(caller: &Caller, platform: &Platform, named: &str, ask: &FileAsk) -> Answer<FileAnswer> {
-    caller.require(Role::Read)?;
+async fn ask_to_look(caller: &Grant, platform: &Platform, named: &str, ask: &FileAsk) -> Answer<FileAnswer> {
     ask.check()?;
     let _place = place(&caller.share)?;
     let call = called(caller, platform, named).await?;
@@ -251,5 +403,5 @@ fn both(from: &FilePath, to: &FilePath) -> String {
 /// The node has checked that answers fit what was asked.
 fn unlike(answer: &FileAnswer) -> crate::fault::Fault {
     let told = format!("{answer:?}").chars().take_while(|c| c.is_alphabetic()).collect::<String>();
-    node::Error::Protocol(format!("an answer to something else: {told}")).into()
+    node::Error::Protocol(format!("unexpected type of response: {told}")).into()
 }

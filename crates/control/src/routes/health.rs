@@ -1,36 +1,71 @@
 //! Whether it works, what is counted, and what the API is.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use api::account::Role;
 use api::server::Health;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
+use bytes::Bytes;
 
-use crate::caller::Caller;
+use crate::authority::{Admin, Anyone, Caller};
 use crate::fault::Answer;
 use crate::platform::Platform;
 
-/// Whether all of it works: a sandbox was lately started, code ran in it, and it was stopped. Needs no key.
-#[utoipa::path(get, path = "/healthz", responses((status = 200, body = Health), (status = 503, body = Health)))]
-pub async fn health(State(platform): State<Arc<Platform>>) -> impl IntoResponse {
+/// Check health
+///
+/// Reports whether a test sandbox was recently started, ran code and was stopped without errors. The request needs no API key.
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    operation_id = "getHealth",
+    tag = "machine",
+    responses((status = 200, body = Health), (status = 503, body = Health))
+)]
+pub async fn health(_: Anyone, State(platform): State<Arc<Platform>>) -> impl IntoResponse {
     let health = platform.health().await;
     let status = if health.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(health))
 }
 
-/// What is counted, in the form that Prometheus reads.
-#[utoipa::path(get, path = "/metrics", security(("key" = [])), responses((status = 200, body = String, content_type = "application/openmetrics-text"), (status = "default", body = api::Error)))]
-pub async fn metrics(caller: Caller, State(platform): State<Arc<Platform>>) -> Answer<impl IntoResponse> {
-    caller.require(Role::Admin)?;
+/// Get metrics
+///
+/// Returns metrics in the OpenMetrics format, for Prometheus.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    operation_id = "getMetrics",
+    tag = "machine",
+    security(("key" = [])),
+    responses(
+        (status = 200, body = String, content_type = "application/openmetrics-text"),
+        (status = "default", body = api::Error),
+    )
+)]
+pub async fn metrics(_: Caller<Admin>, State(platform): State<Arc<Platform>>) -> Answer<impl IntoResponse> {
     let kind = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
     Ok((kind, platform.metrics.render(&platform.node.status())))
 }
 
-/// This description. Needs no key.
-#[utoipa::path(get, path = "/openapi.json", responses((status = 200, body = serde_json::Value)))]
-pub async fn description() -> impl IntoResponse {
-    Json(super::description())
+/// Get the API description
+///
+/// Returns this OpenAPI document. The request needs no API key.
+#[utoipa::path(
+    get,
+    path = "/openapi.json",
+    operation_id = "getApiDescription",
+    tag = "machine",
+    responses((status = 200, body = serde_json::Value))
+)]
+pub async fn description(_: Anyone) -> impl IntoResponse {
+    // Made once: anybody may ask for it, and it takes milliseconds.
+    static TEXT: LazyLock<Bytes> =
+        LazyLock::new(|| serde_json::to_vec(&super::description()).unwrap_or_default().into());
+    let text = if api::defence::is_off("H-36") {
+        serde_json::to_vec(&super::description()).unwrap_or_default().into()
+    } else {
+        TEXT.clone()
+    };
+    ([(header::CONTENT_TYPE, "application/json")], text)
 }

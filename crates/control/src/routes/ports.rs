@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use api::Error;
-use api::account::Role;
 use api::ports::{Port, PutPort, TUNNEL_PROTOCOL};
 use axum::Json;
 use axum::body::Body;
@@ -17,7 +16,10 @@ use hyper_util::rt::TokioIo;
 use node::journal::Ports as Gate;
 
 use crate::audit::Act;
-use crate::caller::{At, Caller, Sent};
+use crate::authority::cut::Ends;
+use crate::authority::{Caller, Write};
+use crate::body::Sent;
+use crate::caller::At;
 use crate::fault::{Answer, Fault};
 use crate::listen::Encrypted;
 use crate::platform::Platform;
@@ -39,65 +41,107 @@ impl<S: Sync> FromRequestParts<S> for Reached {
     }
 }
 
-/// How a port of a sandbox is reached: its address, and the token that opens the sandbox's ports.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/ports/{port}", params(("sandbox" = String, Path), ("port" = u16, Path)), security(("key" = [])), responses((status = 200, body = Port), (status = "default", body = Error)))]
+/// Get the address of a port
+///
+/// Returns the URL of the port and the token for the ports of the sandbox.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/ports/{port}",
+    operation_id = "getPort",
+    tag = "ports",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("port" = u16, Path, description = "Port number, 1 to 65535"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Port), (status = "default", body = Error))
+)]
 pub async fn look(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, port)): At<(String, String)>,
     reached: Reached,
 ) -> Answer<Json<Port>> {
     // Whoever has the token can do what the application lets anybody do.
-    caller.require(Role::Write)?;
     let sandbox = platform.running(&caller, &named).await?;
     let port = api::ports::number(&port)?;
     let (_, gate) = platform.node.ports(&sandbox.id).unwrap_or_default();
     Ok(Json(shown(&platform, &sandbox.id, port, gate, &reached)))
 }
 
-/// Opens a port to everybody who knows its address, or closes it again.
-#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/ports/{port}", params(("sandbox" = String, Path), ("port" = u16, Path)), request_body = PutPort, security(("key" = [])), responses((status = 200, body = Port), (status = "default", body = Error)))]
+/// Make a port public or private
+///
+/// A public port is reachable by anyone who knows its URL.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{sandbox}/ports/{port}",
+    operation_id = "setPort",
+    tag = "ports",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("port" = u16, Path, description = "Port number, 1 to 65535"),
+    ),
+    request_body = PutPort,
+    security(("key" = [])),
+    responses((status = 200, body = Port), (status = "default", body = Error))
+)]
 pub async fn put(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, port)): At<(String, String)>,
     reached: Reached,
     Sent(asked): Sent<PutPort>,
 ) -> Answer<Json<Port>> {
-    caller.require(Role::Write)?;
     let sandbox = platform.running(&caller, &named).await?;
     let port = api::ports::number(&port)?;
     let gate = platform.node.publish(&sandbox.id, port, asked.public)?;
+    if !asked.public {
+        platform.ports.close(&sandbox.id, port);
+    }
     let now = if asked.public { "public" } else { "private" };
     platform.note(&caller, Act::Port, |entry| entry.sandbox(&sandbox.id).detail(&format!("{port} {now}")));
     Ok(Json(shown(&platform, &sandbox.id, port, gate, &reached)))
 }
 
-/// A connection to a port as raw bytes: the request asks for `upgrade: belljar-tcp`, and after the answer 101 what is sent goes
-/// to the port and what comes is the port's.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/ports/{port}/tunnel", params(("sandbox" = String, Path), ("port" = u16, Path)), security(("key" = [])), responses((status = 101, description = "The connection is the port's from now on"), (status = "default", body = Error)))]
+/// Open a tunnel to a port
+///
+/// Send the request header `upgrade: bellglass-tcp`. After the response 101, the connection carries raw bytes to and from the port.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/ports/{port}/tunnel",
+    operation_id = "openTunnel",
+    tag = "ports",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("port" = u16, Path, description = "Port number, 1 to 65535"),
+    ),
+    security(("key" = [])),
+    responses(
+        (status = 101, description = "The connection is now a tunnel to the port"),
+        (status = "default", body = Error),
+    )
+)]
 pub async fn tunnel(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, port)): At<(String, String)>,
     mut request: Request,
 ) -> Answer<Response> {
-    caller.require(Role::Write)?;
     let sandbox = platform.running(&caller, &named).await?;
     let port = api::ports::number(&port)?;
     let wanted =
         request.headers().get(UPGRADE).is_some_and(|value| value.as_bytes() == TUNNEL_PROTOCOL.as_bytes());
     if !wanted || request.extensions().get::<OnUpgrade>().is_none() {
         let fix = format!("Send `connection: upgrade` and `upgrade: {TUNNEL_PROTOCOL}` over HTTP/1.1.");
-        return Err(Error::invalid("a tunnel is asked for as an upgrade", fix).into());
+        return Err(Error::invalid("a tunnel requires an upgrade of the connection", fix).into());
     }
     let place = platform.ports.place(&sandbox.project)?;
     let inside = pass::dial(&platform, &sandbox.id, port).await?;
     platform.note(&caller, Act::Tunnel, |entry| entry.sandbox(&sandbox.id).detail(&port.to_string()));
-    let client = hyper::upgrade::on(&mut request);
+    let (client, ends) = (hyper::upgrade::on(&mut request), Ends::of(&caller));
     tokio::spawn(async move {
         if let Ok(client) = client.await {
-            pass::copy(TokioIo::new(client), inside).await;
+            ends.limit(pass::copy(TokioIo::new(client), inside)).await;
         }
         drop(place);
     });
@@ -110,5 +154,5 @@ pub async fn tunnel(
 
 fn shown(platform: &Platform, id: &api::SandboxId, port: u16, gate: Gate, reached: &Reached) -> Port {
     let url = platform.ports.domain.url(port, id, &reached.authority, reached.encrypted);
-    Port { port, url, public: gate.is_public(port), token: gate.token }
+    Port { port, url, public: gate.is_public(port), token: gate.token.reveal().to_owned() }
 }

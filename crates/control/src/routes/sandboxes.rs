@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::account::Role;
 use api::policy::{Installed, Policy};
 use api::sandbox::{CreateSandbox, Lease, Sandbox, SandboxEvent, Usage};
 use api::server::{HEARTBEAT_MS, PAGE, PAGE_MAX, Page};
@@ -23,7 +22,9 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::account::Rate;
 use crate::audit::Act;
-use crate::caller::{Asked, At, Caller, Idempotency, Sent};
+use crate::authority::{Caller, Read, Write};
+use crate::body::Sent;
+use crate::caller::{Asked, At, Idempotency};
 use crate::fault::Answer;
 use crate::output::{lines, place, written};
 use crate::platform::Platform;
@@ -34,12 +35,12 @@ use crate::trace;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Listing {
-    /// How many at most.
+    /// Maximum number of sandboxes per page. Default 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
-    /// `next` of the page before.
+    /// Value of `next` in the previous page. If absent, the first page is returned.
     cursor: Option<String>,
-    /// Those that have ended too.
+    /// Include ended sandboxes. Default false.
     #[serde(default)]
     all: bool,
 }
@@ -49,20 +50,42 @@ pub struct Listing {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Traced {
-    /// Only those of this exec.
+    /// Return only the traces of the exec with this ID.
     #[param(value_type = Option<String>, pattern = "^[a-z][a-z0-9]{0,39}$")]
     exec: Option<ExecId>,
 }
 
-/// Makes a sandbox and answers when it runs. With an `idempotency-key` it is made once, however often this is sent.
-#[utoipa::path(post, path = "/v1/sandboxes", params(("idempotency-key" = Option<String>, Header)), request_body = CreateSandbox, security(("key" = [])), responses((status = 201, body = Sandbox), (status = 200, body = Sandbox, description = "It was made before"), (status = "default", body = Error)))]
+/// Create a sandbox
+///
+/// Responds when the sandbox is running.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes",
+    operation_id = "createSandbox",
+    tag = "sandboxes",
+    params(
+        (
+            "idempotency-key" = Option<String>, Header,
+            description = "Requests with the same key create only one sandbox. A key has 1 to 255 printable ASCII characters"
+        ),
+    ),
+    request_body = CreateSandbox,
+    security(("key" = [])),
+    responses(
+        (status = 201, body = Sandbox),
+        (
+            status = 200, body = Sandbox,
+            description = "An earlier request with the same `idempotency-key` created the sandbox"
+        ),
+        (status = "default", body = Error),
+    )
+)]
 pub async fn create(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     Idempotency(key): Idempotency,
     Sent(request): Sent<CreateSandbox>,
 ) -> Answer<(StatusCode, Json<Sandbox>)> {
-    caller.require(Role::Write)?;
     caller.pace(Rate::Create)?;
     let (sandbox, new) = platform.create(&caller.account, request, key).await?;
     trace::about(&sandbox.id);
@@ -70,16 +93,30 @@ pub async fn create(
     Ok((status, Json(sandbox)))
 }
 
-/// The project's sandboxes, the newest first.
-#[utoipa::path(get, path = "/v1/sandboxes", params(Listing), security(("key" = [])), responses((status = 200, body = Page<Sandbox>), (status = "default", body = Error)))]
+/// List sandboxes
+///
+/// Lists the sandboxes of the project, newest first. Ended sandboxes are included only with `all`.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes",
+    operation_id = "listSandboxes",
+    tag = "sandboxes",
+    params(Listing),
+    security(("key" = [])),
+    responses((status = 200, body = Page<Sandbox>), (status = "default", body = Error))
+)]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     Asked(listing): Asked<Listing>,
 ) -> Answer<Json<Page<Sandbox>>> {
     let limit = listing.limit.unwrap_or(PAGE);
     if !(1..=PAGE_MAX).contains(&limit) {
-        return Err(Error::invalid(format!("limit is {limit}"), format!("Ask for 1 to {PAGE_MAX}.")).into());
+        return Err(Error::invalid(
+            format!("limit is {limit}, which is out of range"),
+            format!("Use a limit from 1 to {PAGE_MAX}."),
+        )
+        .into());
     }
     let project = &caller.key.project;
     let mut page = platform.store.sandboxes(project, !listing.all, limit, listing.cursor.as_deref()).await?;
@@ -93,38 +130,67 @@ pub async fn list(
     Ok(Json(page))
 }
 
-/// How a sandbox is doing, or why it ended.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}", params(("sandbox" = String, Path)), security(("key" = [])), responses((status = 200, body = Sandbox), (status = "default", body = Error)))]
+/// Get a sandbox
+///
+/// Returns the state of the sandbox, or the reason why it ended.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}",
+    operation_id = "getSandbox",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Sandbox), (status = "default", body = Error))
+)]
 pub async fn look(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Sandbox>> {
     Ok(Json(platform.sandbox(&caller, &named).await?))
 }
 
-/// Ends a sandbox and answers when nothing of it is left. Can be repeated.
-#[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}", params(("sandbox" = String, Path)), security(("key" = [])), responses((status = 200, body = Sandbox), (status = "default", body = Error)))]
+/// Stop a sandbox
+///
+/// Responds when the sandbox is stopped and completely removed. The request is idempotent.
+#[utoipa::path(
+    delete,
+    path = "/v1/sandboxes/{sandbox}",
+    operation_id = "stopSandbox",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Sandbox), (status = "default", body = Error))
+)]
 pub async fn stop(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Sandbox>> {
-    caller.require(Role::Write)?;
     let sandbox = platform.stop(&caller, &named).await?;
     trace::about(&sandbox.id);
     Ok(Json(sandbox))
 }
 
-/// Gives a sandbox another idle time, counted from now.
-#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/lease", params(("sandbox" = String, Path)), request_body = Lease, security(("key" = [])), responses((status = 200, body = Sandbox), (status = "default", body = Error)))]
+/// Set the idle timeout
+///
+/// The new timeout counts from this request.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{sandbox}/lease",
+    operation_id = "renewLease",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    request_body = Lease,
+    security(("key" = [])),
+    responses((status = 200, body = Sandbox), (status = "default", body = Error))
+)]
 pub async fn lease(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     Sent(lease): Sent<Lease>,
 ) -> Answer<Json<Sandbox>> {
-    caller.require(Role::Write)?;
     lease.check()?;
     let sandbox = platform.running(&caller, &named).await?;
     platform.note(&caller, Act::Lease, |entry| entry.sandbox(&sandbox.id));
@@ -134,15 +200,25 @@ pub async fn lease(
     Ok(Json(shown))
 }
 
-/// Gives a sandbox another policy. What is under way and no longer allowed is cut before this is answered, or within a second.
-#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/policy", params(("sandbox" = String, Path)), request_body = Policy, security(("key" = [])), responses((status = 200, body = Sandbox), (status = "default", body = Error)))]
+/// Set the egress policy
+///
+/// Replaces the whole policy. Connections that are no longer allowed are closed before the response is sent, or at most one second later.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{sandbox}/policy",
+    operation_id = "setPolicy",
+    tag = "policy",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    request_body = Policy,
+    security(("key" = [])),
+    responses((status = 200, body = Sandbox), (status = "default", body = Error))
+)]
 pub async fn policy(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     Sent(policy): Sent<Policy>,
 ) -> Answer<Json<Sandbox>> {
-    caller.require(Role::Write)?;
     policy.check()?;
     if policy.open && !caller.quota.open {
         return Err(node::plan::not_open(&caller.key.project).into());
@@ -157,28 +233,50 @@ pub async fn policy(
     Ok(Json(shown))
 }
 
-/// The packages that a sandbox was given, in order: its lock record, for as long as its machine knows it.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/packages", params(("sandbox" = String, Path)), security(("key" = [])), responses((status = 200, body = Vec<Installed>), (status = "default", body = Error)))]
+/// List installed packages
+///
+/// Returns the lock record: every package file that the sandbox received, in order. The record is available as long as the sandbox exists
+/// on the machine.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/packages",
+    operation_id = "listPackages",
+    tag = "policy",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Vec<Installed>), (status = "default", body = Error))
+)]
 pub async fn packages(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Vec<Installed>>> {
     let sandbox = platform.sandbox(&caller, &named).await?;
     if platform.node.find(&sandbox.id).is_none() {
         return Err(Error {
-            fix: "Ask for it while the sandbox lives; the audit log names every file that was given.".into(),
-            ..Error::not_found(format!("the lock record of {} is gone with it", sandbox.id))
+            fix: "Request the lock record while the sandbox exists. The audit log lists every package file that was served."
+                .into(),
+            ..Error::not_found(format!("the lock record of {} was removed with the sandbox", sandbox.id))
         }
         .into());
     }
     Ok(Json(platform.node.packages(&sandbox.id)?))
 }
 
-/// What a sandbox uses now. Looking does not keep it from being idle.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/usage", params(("sandbox" = String, Path)), security(("key" = [])), responses((status = 200, body = Usage), (status = "default", body = Error)))]
+/// Get resource usage
+///
+/// This request does not reset the idle timeout of the sandbox.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/usage",
+    operation_id = "getUsage",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Usage), (status = "default", body = Error))
+)]
 pub async fn usage(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Usage>> {
@@ -186,11 +284,21 @@ pub async fn usage(
     Ok(Json(platform.node.usage(&sandbox.id).await?))
 }
 
-/// Where the time of the last requests for a sandbox went, the oldest first: its create, its execs, its stop. They are kept in memory,
-/// as many as there is room for.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/trace", params(("sandbox" = String, Path), Traced), security(("key" = [])), responses((status = 200, body = Vec<Trace>), (status = "default", body = Error)))]
+/// List request traces
+///
+/// Returns the steps and durations of recent requests for a sandbox (creating it, its execs, stopping it), oldest first. A limited number
+/// of traces is kept, only in memory.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/trace",
+    operation_id = "listTraces",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name"), Traced),
+    security(("key" = [])),
+    responses((status = 200, body = Vec<Trace>), (status = "default", body = Error))
+)]
 pub async fn traces(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     Asked(traced): Asked<Traced>,
@@ -199,9 +307,21 @@ pub async fn traces(
     Ok(Json(platform.traces.recorder.traces(&sandbox.id, traced.exec.as_ref())))
 }
 
-/// What happens to the project's sandboxes from now on, one JSON object a line.
-#[utoipa::path(get, path = "/v1/events", security(("key" = [])), responses((status = 200, body = SandboxEvent, content_type = "application/x-ndjson"), (status = "default", body = Error)))]
-pub async fn events(caller: Caller, State(platform): State<Arc<Platform>>) -> Answer<Response> {
+/// Stream sandbox events
+///
+/// Streams events of the project's sandboxes from now on, one JSON object per line.
+#[utoipa::path(
+    get,
+    path = "/v1/events",
+    operation_id = "streamEvents",
+    tag = "sandboxes",
+    security(("key" = [])),
+    responses(
+        (status = 200, body = SandboxEvent, content_type = "application/x-ndjson"),
+        (status = "default", body = Error),
+    )
+)]
+pub async fn events(caller: Caller<Read>, State(platform): State<Arc<Platform>>) -> Answer<Response> {
     let listener = Listener {
         events: platform.node.events(),
         project: caller.key.project.clone(),

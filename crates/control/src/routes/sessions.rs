@@ -5,7 +5,6 @@ pub mod runs;
 
 use std::sync::Arc;
 
-use api::account::Role;
 use api::server::Page;
 use api::session::{CreateSession, DATASET_BYTES_MAX, RUN_HEADER, Session, SessionArtifact, SessionDataset};
 use api::{Error, limits};
@@ -18,11 +17,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::artifacts::stream;
+use super::datasets::refused;
 use super::files::content::attachment;
-use super::files::flow::Coming;
+use super::files::flow::{Coming, length};
 use crate::account::Rate;
 use crate::audit::Act;
-use crate::caller::{Asked, At, Caller, Idempotency, Sent};
+use crate::authority::{Caller, Read, Write};
+use crate::body::Sent;
+use crate::caller::{Asked, At, Idempotency};
 use crate::fault::{Answer, Fault};
 use crate::output::place;
 use crate::platform::Platform;
@@ -37,10 +39,10 @@ const PAGE: u32 = 100;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Listing {
-    /// How many at most.
+    /// Maximum number of sessions per page. Default 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
-    /// `next` of the page before.
+    /// Value of `next` in the previous page. If absent, the first page is returned.
     cursor: Option<String>,
 }
 
@@ -49,7 +51,7 @@ pub struct Listing {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Calling {
-    /// Ends the run when whoever called goes away.
+    /// Cancel the run when the client disconnects. Default false.
     #[serde(default)]
     cancel_on_disconnect: bool,
 }
@@ -60,10 +62,10 @@ pub struct Manner {
     cancels: bool,
 }
 
-/// How much was removed.
+/// Result of removing the artifacts of a session.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Cleared {
-    /// Files that were kept.
+    /// Number of files removed.
     removed: usize,
 }
 
@@ -77,25 +79,49 @@ impl<S: Send + Sync> FromRequestParts<S> for Manner {
     }
 }
 
-/// Makes a session. Its sandbox is made when the first tool is called. With an `idempotency-key` one is made, however often this is
-/// sent.
-#[utoipa::path(post, path = "/v1/sessions", params(("idempotency-key" = Option<String>, Header)), request_body = CreateSession, security(("key" = [])), responses((status = 201, body = Session), (status = "default", body = Error)))]
+/// Create a session
+///
+/// The sandbox of the session is created on the first tool call.
+#[utoipa::path(
+    post,
+    path = "/v1/sessions",
+    operation_id = "createSession",
+    tag = "sessions",
+    params(
+        (
+            "idempotency-key" = Option<String>, Header,
+            description = "Requests with the same key create only one session. A key has 1 to 255 printable ASCII characters"
+        ),
+    ),
+    request_body = CreateSession,
+    security(("key" = [])),
+    responses((status = 201, body = Session), (status = "default", body = Error))
+)]
 pub async fn create(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     Idempotency(key): Idempotency,
     Sent(request): Sent<CreateSession>,
 ) -> Answer<Response> {
-    caller.require(Role::Write)?;
     caller.pace(Rate::Exec)?;
     let session = platform.sessions.create(&platform, &caller, &request, key.as_deref()).await?;
     Ok((StatusCode::CREATED, Json(session)).into_response())
 }
 
-/// The project's sessions, the newest first.
-#[utoipa::path(get, path = "/v1/sessions", params(Listing), security(("key" = [])), responses((status = 200, body = Page<Session>), (status = "default", body = Error)))]
+/// List sessions
+///
+/// Lists the sessions of the project, newest first.
+#[utoipa::path(
+    get,
+    path = "/v1/sessions",
+    operation_id = "listSessions",
+    tag = "sessions",
+    params(Listing),
+    security(("key" = [])),
+    responses((status = 200, body = Page<Session>), (status = "default", body = Error))
+)]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     Asked(listing): Asked<Listing>,
 ) -> Answer<Json<Page<Session>>> {
@@ -103,10 +129,18 @@ pub async fn list(
     Ok(Json(platform.store.sessions(&caller.key.project, limit, listing.cursor.as_deref()).await?))
 }
 
-/// How a session is.
-#[utoipa::path(get, path = "/v1/sessions/{session}", params(("session" = String, Path)), security(("key" = [])), responses((status = 200, body = Session), (status = "default", body = Error)))]
+/// Get a session
+#[utoipa::path(
+    get,
+    path = "/v1/sessions/{session}",
+    operation_id = "getSession",
+    tag = "sessions",
+    params(("session" = String, Path, description = "Session ID")),
+    security(("key" = [])),
+    responses((status = 200, body = Session), (status = "default", body = Error))
+)]
 pub async fn look(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Session>> {
@@ -114,75 +148,150 @@ pub async fn look(
     Ok(Json(live.shown().await))
 }
 
-/// Ends a session and its sandbox. What it keeps stays. Can be repeated.
-#[utoipa::path(delete, path = "/v1/sessions/{session}", params(("session" = String, Path)), security(("key" = [])), responses((status = 200, body = Session), (status = "default", body = Error)))]
+/// End a session
+///
+/// Stops the sandbox of the session and deletes the datasets of the session, which then no longer count towards the project's quota. Runs
+/// and artifacts are kept. The request is idempotent.
+#[utoipa::path(
+    delete,
+    path = "/v1/sessions/{session}",
+    operation_id = "endSession",
+    tag = "sessions",
+    params(("session" = String, Path, description = "Session ID")),
+    security(("key" = [])),
+    responses((status = 200, body = Session), (status = "default", body = Error))
+)]
 pub async fn end(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Session>> {
-    caller.require(Role::Write)?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     Ok(Json(live.end(&platform, &caller).await?))
 }
 
-/// Frees what a session holds on the machine: waits for the run that goes on, and ends the sandbox with its files and packages. The next
-/// call makes a new one. Can be repeated.
-#[utoipa::path(delete, path = "/v1/sessions/{session}/sandbox", params(("session" = String, Path)), security(("key" = [])), responses((status = 200, body = Session), (status = "default", body = Error)))]
+/// Stop the sandbox of a session
+///
+/// Waits for the current run, then stops the sandbox. The files and packages in the sandbox are lost. The next call creates a new sandbox.
+/// The request is idempotent.
+#[utoipa::path(
+    delete,
+    path = "/v1/sessions/{session}/sandbox",
+    operation_id = "deleteSessionSandbox",
+    tag = "sessions",
+    params(("session" = String, Path, description = "Session ID")),
+    security(("key" = [])),
+    responses((status = 200, body = Session), (status = "default", body = Error))
+)]
 pub async fn clean_up(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Session>> {
-    caller.require(Role::Write)?;
     let _place = place(&caller.share)?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     Ok(Json(live.clean_up(&platform, &caller).await?))
 }
 
-/// Has a file be at `/tmp/data/{name}.csv` of every sandbox of a session, before anything runs in it; in one that runs, before the next
-/// call. `/` and spaces of the name become `_`.
-#[utoipa::path(put, path = "/v1/sessions/{session}/datasets/{name}", params(("session" = String, Path), ("name" = String, Path)), request_body(content = Vec<u8>, content_type = "application/octet-stream"), security(("key" = [])), responses((status = 200, body = SessionDataset), (status = "default", body = Error)))]
+/// Upload a dataset to a session
+///
+/// Copies the file to `/tmp/data/{name}.csv` in every sandbox of the session before anything runs in it. A sandbox that is already running
+/// gets the file before the next call. `/` and spaces in the name become `_`. A dataset has at most 512 MiB. A session has at most 64
+/// datasets with a total size of 4 GiB.
+#[utoipa::path(
+    put,
+    path = "/v1/sessions/{session}/datasets/{name}",
+    operation_id = "uploadSessionDataset",
+    tag = "sessions",
+    params(
+        ("session" = String, Path, description = "Session ID"),
+        ("name" = String, Path, description = "Dataset name, 1 to 200 bytes"),
+    ),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    security(("key" = [])),
+    responses((status = 200, body = SessionDataset), (status = "default", body = Error))
+)]
 pub async fn put_dataset(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, name)): At<(String, String)>,
     request: Request,
 ) -> Answer<Json<SessionDataset>> {
-    caller.require(Role::Write)?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     live.accepts_dataset(&name).await?;
+    let length = length(request.headers());
     let mut coming = Coming::of(request)?;
     let _place = place(&caller.share)?;
-    platform.note(&caller, Act::DatasetPut, |entry| entry.detail(&name));
     let id = live.shown().await.id;
     let folder = platform.node.folder(&caller.key.project, &id);
-    let mut incoming = folder.begin_within(&["datasets", &dataset_key(&name)], DATASET_BYTES_MAX).await?;
+    let key = dataset_key(&name);
+    let begun = async {
+        // What the body says is looked at before any of it is taken.
+        let size = length.unwrap_or(0).min(DATASET_BYTES_MAX);
+        let mut incoming = folder.begin_within(&["datasets", &key], size).await?;
+        incoming.prepay(size).map(|()| incoming)
+    };
+    let mut incoming = match begun.await {
+        Ok(incoming) => incoming,
+        Err(error) => return Err(refused(&platform, &caller, coming.refuse(error).await)),
+    };
     while let Some(bytes) = coming.next().await? {
         let size = incoming.size_bytes() + bytes.len() as u64;
         if size > DATASET_BYTES_MAX {
-            let error = limits::exceeded("the dataset, in bytes,", size, DATASET_BYTES_MAX);
+            let error = limits::exceeded("the size of the dataset in bytes", size, DATASET_BYTES_MAX);
             return Err(coming.refuse(node::Error::Request(error)).await);
         }
-        incoming.push(&bytes).await?;
+        if let Err(error) = incoming.push(&bytes).await {
+            return Err(refused(&platform, &caller, coming.refuse(error).await));
+        }
     }
     let size = incoming.size_bytes();
     incoming.finish().await?;
-    Ok(Json(live.add_dataset(&platform, &name, size).await?))
+    match live.add_dataset(&platform, &name, size).await {
+        Ok(dataset) => {
+            platform.note(&caller, Act::DatasetPut, |entry| entry.detail(&name));
+            Ok(Json(dataset))
+        }
+        Err(fault) => {
+            // The session was ended meanwhile, or has as many as it may.
+            if !live.has_dataset(&name).await {
+                folder.remove(&["datasets", &key]).await?;
+            }
+            Err(fault)
+        }
+    }
 }
 
-/// Calls a tool and answers what it says, when it has ended. The body has its arguments, alone or as
-/// `{"tool", "parameters", "reasoning_trace"}`. Calls of a session are done one after the other, in the order in which they come. With an
-/// `idempotency-key` one run is begun, however often this is sent.
-#[utoipa::path(post, path = "/v1/sessions/{session}/tools/{tool}", params(("session" = String, Path), ("tool" = String, Path), ("idempotency-key" = Option<String>, Header), Calling), request_body = Value, security(("key" = [])), responses((status = 200, body = Value), (status = "default", body = Error)))]
+/// Call a tool
+///
+/// Returns the response of the tool when the call has ended. The request body has the arguments of the tool, either alone or as
+/// `{"tool", "parameters", "reasoning_trace"}`. Calls of a session run one at a time, in order of arrival. The response header
+/// `bellglass-run` has the run ID.
+#[utoipa::path(
+    post,
+    path = "/v1/sessions/{session}/tools/{tool}",
+    operation_id = "callTool",
+    tag = "sessions",
+    params(
+        ("session" = String, Path, description = "Session ID"),
+        ("tool" = String, Path, description = "Tool name"),
+        (
+            "idempotency-key" = Option<String>, Header,
+            description = "Requests with the same key start only one run. A key has 1 to 255 printable ASCII characters"
+        ),
+        Calling,
+    ),
+    request_body = Value,
+    security(("key" = [])),
+    responses((status = 200, body = Value), (status = "default", body = Error))
+)]
 pub async fn call(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, tool)): At<(String, String)>,
     manner: Manner,
     Sent(body): Sent<Value>,
 ) -> Answer<Response> {
-    caller.require(Role::Write)?;
     caller.pace(Rate::Exec)?;
     let _place = place(&caller.share)?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
@@ -199,10 +308,20 @@ pub async fn call(
     Ok((headers, landing?.text).into_response())
 }
 
-/// What a session keeps. Works after its sandbox, and the session itself, have ended.
-#[utoipa::path(get, path = "/v1/sessions/{session}/artifacts", params(("session" = String, Path)), security(("key" = [])), responses((status = 200, body = Page<SessionArtifact>), (status = "default", body = Error)))]
+/// List the artifacts of a session
+///
+/// The artifacts are also available after the sandbox or the session has ended.
+#[utoipa::path(
+    get,
+    path = "/v1/sessions/{session}/artifacts",
+    operation_id = "listSessionArtifacts",
+    tag = "sessions",
+    params(("session" = String, Path, description = "Session ID")),
+    security(("key" = [])),
+    responses((status = 200, body = Page<SessionArtifact>), (status = "default", body = Error))
+)]
 pub async fn artifacts(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Page<SessionArtifact>>> {
@@ -210,34 +329,56 @@ pub async fn artifacts(
     Ok(Json(Page { items: live.artifacts().await?, next: None }))
 }
 
-/// Removes what a session keeps, and touches no other session.
-#[utoipa::path(delete, path = "/v1/sessions/{session}/artifacts", params(("session" = String, Path)), security(("key" = [])), responses((status = 200, body = Cleared), (status = "default", body = Error)))]
+/// Delete the artifacts of a session
+///
+/// Other sessions are not affected.
+#[utoipa::path(
+    delete,
+    path = "/v1/sessions/{session}/artifacts",
+    operation_id = "deleteSessionArtifacts",
+    tag = "sessions",
+    params(("session" = String, Path, description = "Session ID")),
+    security(("key" = [])),
+    responses((status = 200, body = Cleared), (status = "default", body = Error))
+)]
 pub async fn clear(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Cleared>> {
-    caller.require(Role::Write)?;
     let _place = place(&caller.share)?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     platform.note(&caller, Act::SessionClear, |entry| entry.detail(&named));
     Ok(Json(Cleared { removed: live.clear().await? }))
 }
 
-/// The bytes of a file that a session keeps. A `/` of its name is written `%2F`.
-#[utoipa::path(get, path = "/v1/sessions/{session}/artifacts/{name}", params(("session" = String, Path), ("name" = String, Path)), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = "default", body = Error)))]
+/// Download an artifact of a session
+#[utoipa::path(
+    get,
+    path = "/v1/sessions/{session}/artifacts/{name}",
+    operation_id = "downloadSessionArtifact",
+    tag = "sessions",
+    params(
+        ("session" = String, Path, description = "Session ID"),
+        ("name" = String, Path, description = "Artifact name, with `/` encoded as `%2F`"),
+    ),
+    security(("key" = [])),
+    responses(
+        (status = 200, body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = "default", body = Error),
+    )
+)]
 pub async fn artifact(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At((named, name)): At<(String, String)>,
 ) -> Answer<Response> {
-    caller.require(Role::Read)?;
     let place = place(&caller.share)?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     let shown: String = name.chars().take(200).collect();
     let none = || Error {
         fix: "List the artifacts of the session and use one of those names.".into(),
-        ..Error::not_found(format!("the session keeps no {shown:?}"))
+        ..Error::not_found(format!("the session has no artifact {shown:?}"))
     };
     let (artifact, outgoing) = live.artifact(&name).await?.ok_or_else(none)?;
     let path = api::files::FilePath::new(artifact.name.as_bytes())?;

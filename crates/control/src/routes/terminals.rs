@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use api::account::Role;
 use api::terminal::TerminalSize;
 use api::{Error, ErrorCode};
 use axum::extract::ws::WebSocketUpgrade;
@@ -15,7 +14,10 @@ use axum::response::Response;
 use serde::Deserialize;
 
 use crate::audit::Act;
-use crate::caller::{Asked, At, Caller, Sent};
+use crate::authority::cut::Ends;
+use crate::authority::{Caller, Write};
+use crate::body::Sent;
+use crate::caller::{Asked, At};
 use crate::fault::Answer;
 use crate::listen::Held;
 use crate::output::place;
@@ -31,7 +33,7 @@ const BUFFER_BYTES: usize = 16 * 1024;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct From {
-    /// The first byte wanted; 0 is all that was kept.
+    /// Offset in the output at which to start. Default 0, which returns all output that was kept.
     #[serde(default)]
     from: u64,
 }
@@ -53,59 +55,91 @@ impl<S: Send + Sync> FromRequestParts<S> for Connection {
     }
 }
 
-/// A terminal as a WebSocket, for an exec that was started with `terminal`. Binary messages are bytes behind their offset,
-/// eight bytes big-endian: output from the server, input from the client. Text messages are JSON: `TerminalEvent` from the
-/// server, the first of them `opened` with the offset of the next input, the last of them `end` or `error`;
-/// `TerminalRequest` from the client. A message of a client has at most 64 KiB of input.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs/{exec}/terminal", params(("sandbox" = String, Path), ("exec" = String, Path), From), security(("key" = [])), responses((status = 101, description = "The connection is a WebSocket from here on."), (status = "default", body = Error)))]
+/// Open a terminal over a WebSocket
+///
+/// The exec must have been started with `terminal`.
+///
+/// A binary message has an offset (eight bytes, big-endian), followed by output from the server or input from the client. A client
+/// message carries at most 64 KiB of input.
+///
+/// Text messages are JSON: `TerminalEvent` from the server, `TerminalRequest` from the client. The first server message is `opened`, with
+/// the offset of the next input. The last server message is `end` or `error`.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/execs/{exec}/terminal",
+    operation_id = "openTerminal",
+    tag = "terminals",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("exec" = String, Path, description = "Exec ID"),
+        From,
+    ),
+    security(("key" = [])),
+    responses(
+        (status = 101, description = "The connection is now a WebSocket"),
+        (status = "default", body = Error),
+    )
+)]
 pub async fn open(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, exec)): At<(String, String)>,
     Asked(From { from }): Asked<From>,
     Connection { held, upgrade }: Connection,
 ) -> Answer<Response> {
-    caller.require(Role::Write)?;
     let place = place(&caller.share)?;
     let call = call(&caller, &platform, &named).await?;
     let info = info(&call, &exec).await?;
     if info.terminal.is_none() {
-        let fix = "Start an exec with `terminal`; the output of this one is at `/output`.";
+        let fix = "Start an exec with `terminal`. Read the output of this exec from its route `/output`.";
         let error = Error::invalid(format!("exec {} has no terminal", info.id), fix);
         return Err(Error { code: ErrorCode::Conflict, ..error }.into());
     }
     if from > info.stdout_bytes {
         return Err(Error::invalid(
-            format!("the exec has written {} bytes, fewer than asked for", info.stdout_bytes),
-            "Ask for an offset that was reached.",
+            format!("the offset is beyond the output: the exec has written {} bytes", info.stdout_bytes),
+            "Use an offset that the output has reached.",
         )
         .into());
     }
     let upgrade = upgrade.map_err(|why| {
         Error::invalid(
-            format!("a terminal is spoken to over a WebSocket: {}", why.body_text()),
-            "Open it with a WebSocket client over HTTP/1.1; or read `/output` and write to `/stdin`.",
+            format!("a terminal requires a WebSocket: {}", why.body_text()),
+            "Open the terminal with a WebSocket client over HTTP/1.1, or use the routes `/output` and `/stdin` of the exec.",
         )
     })?;
     platform.note(&caller, Act::TerminalOpen, |entry| entry.exec(&info.id));
-    let session = Session { platform, call, info, from, place, held };
+    let (ends, session) = (Ends::of(&caller), Session { platform, call, info, from, place, held });
     Ok(upgrade
         .max_message_size(MESSAGE_BYTES_MAX)
         .max_frame_size(MESSAGE_BYTES_MAX)
         .read_buffer_size(BUFFER_BYTES)
         .write_buffer_size(0)
-        .on_upgrade(|socket| session.serve(socket)))
+        .on_upgrade(|socket| ends.limit(session.serve(socket))))
 }
 
-/// Gives a terminal another size: 1 to 1000 columns and rows. The program on it is told.
-#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/execs/{exec}/size", params(("sandbox" = String, Path), ("exec" = String, Path)), request_body = TerminalSize, security(("key" = [])), responses((status = 204), (status = "default", body = Error)))]
+/// Resize a terminal
+///
+/// A terminal has 1 to 1,000 columns and rows. The program on the terminal is notified of the new size.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{sandbox}/execs/{exec}/size",
+    operation_id = "resizeTerminal",
+    tag = "terminals",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        ("exec" = String, Path, description = "Exec ID"),
+    ),
+    request_body = TerminalSize,
+    security(("key" = [])),
+    responses((status = 204), (status = "default", body = Error))
+)]
 pub async fn resize(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At((named, exec)): At<(String, String)>,
     Sent(size): Sent<TerminalSize>,
 ) -> Answer<StatusCode> {
-    caller.require(Role::Write)?;
     size.check()?;
     let id = exec_id(&exec)?;
     call(&caller, &platform, &named).await?.reader(id).resize(size).await?;

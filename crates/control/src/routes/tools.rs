@@ -1,7 +1,6 @@
 //! Tool sets: their definitions, in the forms that LLM interfaces take, and their instructions.
 
 use api::Error;
-use api::account::Role;
 use api::session::ToolSet;
 use axum::Json;
 use axum::http::header;
@@ -11,7 +10,8 @@ use serde_json::Value;
 use tools::Format;
 use tools::publish::Facts;
 
-use crate::caller::{Asked, Caller};
+use crate::authority::{Caller, Read};
+use crate::caller::Asked;
 use crate::fault::Answer;
 
 /// Which tools, and in which form.
@@ -19,9 +19,9 @@ use crate::fault::Answer;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Which {
-    /// The tool set.
+    /// Tool set.
     set: ToolSet,
-    /// `openai`, `anthropic`, `mcp`, or `belljar`, which has their categories.
+    /// Format: `bellglass` (default; includes categories), `openai`, `anthropic` or `mcp`.
     #[serde(default)]
     #[param(value_type = Option<String>)]
     format: Format,
@@ -32,20 +32,38 @@ pub struct Which {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Whose {
-    /// The tool set.
+    /// Tool set.
     set: ToolSet,
 }
 
-/// The tools of a set, as an LLM interface takes them.
-#[utoipa::path(get, path = "/v1/tools", params(Which), security(("key" = [])), responses((status = 200, body = Vec<Value>), (status = "default", body = Error)))]
-pub async fn list(caller: Caller, Asked(which): Asked<Which>) -> Answer<Json<Vec<Value>>> {
-    caller.require(Role::Read)?;
+/// List the tools of a set
+///
+/// Returns the tool definitions of a set, in the format of an LLM API.
+#[utoipa::path(
+    get,
+    path = "/v1/tools",
+    operation_id = "listTools",
+    tag = "tools",
+    params(Which),
+    security(("key" = [])),
+    responses((status = 200, body = Vec<Value>), (status = "default", body = Error))
+)]
+pub async fn list(_: Caller<Read>, Asked(which): Asked<Which>) -> Answer<Json<Vec<Value>>> {
     Ok(Json(tools::published(which.set, &Facts::default(), which.format)))
 }
 
-/// The instructions of a set, for the system prompt of a model.
-#[utoipa::path(get, path = "/v1/tools/prompt", params(Whose), security(("key" = [])), responses((status = 200, body = String, content_type = "text/plain"), (status = "default", body = Error)))]
-pub async fn prompt(caller: Caller, Asked(whose): Asked<Whose>) -> Answer<Response> {
-    caller.require(Role::Read)?;
+/// Get the instructions of a tool set
+///
+/// Returns text for the system prompt of a model.
+#[utoipa::path(
+    get,
+    path = "/v1/tools/prompt",
+    operation_id = "getToolPrompt",
+    tag = "tools",
+    params(Whose),
+    security(("key" = [])),
+    responses((status = 200, body = String, content_type = "text/plain"), (status = "default", body = Error))
+)]
+pub async fn prompt(_: Caller<Read>, Asked(whose): Asked<Whose>) -> Answer<Response> {
     Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], tools::prompt(whose.set)).into_response())
 }

@@ -79,7 +79,7 @@ impl Order<'_> {
         Ok(Done { ran, kept, gaps: [None; 2] })
     }
 
-    /// Runs it to its end. A program that cannot be started has ended with 127 and says why (A6.05).
+    /// Runs it to its end. A program that cannot be started has ended with 127 and says why (requirement A6.05).
     ///
     /// # Errors
     /// It is not known whether it ran, or the request is wrong.
@@ -134,7 +134,9 @@ impl Order<'_> {
                 }
                 Some(Event::Result { .. }) => {}
                 Some(Event::End(end)) => break end,
-                None => return Err(node::Error::Protocol("the output ended without an end".into())),
+                None => {
+                    return Err(node::Error::Protocol("the output stream ended without an end event".into()));
+                }
             }
         };
         self.tell(carried.flush_all());
@@ -178,7 +180,7 @@ impl<'a> Spool<'a> {
             return;
         }
         if let Err(error) = self.grow(bytes).await {
-            tracing::warn!(error = node::error::chain(&error), "the output of a run is not kept");
+            tracing::warn!(error = node::error::chain(&error), "cannot store the output of a run");
             (self.failed, self.large) = (true, None);
         }
     }
@@ -203,7 +205,7 @@ impl<'a> Spool<'a> {
         match large.finish().await {
             Ok(()) => KeptOutput::Large,
             Err(error) => {
-                tracing::warn!(error = node::error::chain(&error), "the output of a run is not kept");
+                tracing::warn!(error = node::error::chain(&error), "cannot store the output of a run");
                 KeptOutput::Nothing
             }
         }

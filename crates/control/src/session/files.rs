@@ -59,7 +59,7 @@ impl Live {
         Ok(self.folder.clear().await?)
     }
 
-    /// The names of all files in the output folder, of which the first are kept as far as they are texts and pictures (A5.04). Those that
+    /// The names of all files in the output folder, of which the first are kept as far as they are texts and pictures (requirement A5.04). Those that
     /// were kept now are told.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Live {
     ) -> Result<(Vec<String>, Vec<SessionArtifact>), node::Error> {
         let (found, complete) = call.regular_files(analysis::OUTPUT).await?;
         if !complete {
-            tracing::warn!(session = %session.id, "not all output files could be looked at");
+            tracing::warn!(session = %session.id, "some output files of a session could not be listed");
         }
         let named: Vec<_> = found.iter().map(|info| (below(analysis::OUTPUT, info), info)).collect();
         let mut manifest = self.folder.manifest().await?;
@@ -95,8 +95,8 @@ impl Live {
         Ok((named.into_iter().map(|(name, _)| name).collect(), fresh))
     }
 
-    /// Keeps what a run has changed in the workspace, and forgets what it has removed (A5.07). Gives the files that are told of, the
-    /// pictures with their bytes (A5.08, A5.09, A5.11).
+    /// Keeps what a run has changed in the workspace, and forgets what it has removed (requirement A5.07). Gives the files that are told of, the
+    /// pictures with their bytes (requirements A5.08, A5.09, A5.11).
     ///
     /// # Errors
     /// The sandbox does not answer, or what the file system said.
@@ -126,7 +126,7 @@ impl Live {
             }
         }
         if left > 0 || !complete {
-            tracing::warn!(session = %session.id, left, complete, "not all files of a run are kept");
+            tracing::warn!(session = %session.id, left, complete, "some files of a run were not stored");
         }
         if let Some(stdout) = stdout {
             let path = FilePath::new(format!("{}/{}", interpreter::WORKSPACE, interpreter::STDOUT))
@@ -137,7 +137,12 @@ impl Live {
         let small = |name: &&String| {
             let size = manifest.file(name).map_or(0, |kept| kept.size_bytes);
             if size > interpreter::FILE_BYTES_MAX {
-                tracing::warn!(session = %session.id, name, size, "a file is too large to be returned");
+                tracing::warn!(
+                    session = %session.id,
+                    name,
+                    size,
+                    "a file of a session is too large to be returned"
+                );
             }
             size <= interpreter::FILE_BYTES_MAX
         };
@@ -169,7 +174,7 @@ impl Live {
         }
     }
 
-    /// Tells of pictures (A5.06).
+    /// Tells of pictures (requirement A5.06).
     fn show(&self, run: &ExecId, artifacts: &[SessionArtifact]) {
         for artifact in artifacts.iter().filter(|artifact| analysis::is_picture(&artifact.name)) {
             self.say(SessionEvent::Visualization { run: run.clone(), artifact: artifact.clone() });
@@ -177,7 +182,7 @@ impl Live {
     }
 }
 
-/// The bytes of a picture in base64, unless it is empty, too large or gone (A5.11).
+/// The bytes of a picture in base64, unless it is empty, too large or gone (requirement A5.11).
 async fn picture(folder: &Folder, manifest: &Manifest, artifact: &SessionArtifact) -> Option<String> {
     let fits = (1..=interpreter::PICTURE_BYTES_MAX).contains(&artifact.size);
     if !fits || !analysis::is_picture(&artifact.name) {
@@ -227,7 +232,7 @@ pub(super) async fn read(call: &Call, path: &str) -> Result<Option<Vec<u8>>, nod
     Ok(Some(bytes))
 }
 
-/// Whether a path stays below the places for files when its symlinks are followed (A2.12). What is not there yet is where it says.
+/// Whether a path stays below the places for files when its symlinks are followed (requirement A2.12). What is not there yet is where it says.
 pub(super) async fn stays_inside(call: &Call, path: &str) -> Result<bool, node::Error> {
     let mut left: Vec<String> =
         path.split('/').filter(|name| !name.is_empty()).rev().map(str::to_owned).collect();

@@ -69,7 +69,7 @@ impl Flight {
             Some(landing) => (*landing).clone(),
             None => Err(Error {
                 code: ErrorCode::Platform,
-                ..Error::invalid("the call has no end", "Ask again.")
+                ..Error::invalid("the result of the call was lost", "Retry the call.")
             }),
         }
     }
@@ -114,7 +114,7 @@ impl Drop for EndsWith {
 pub(super) fn another_call() -> Error {
     Error {
         code: ErrorCode::Conflict,
-        ..Error::invalid("the same idempotency key was used for another call", "Use another key.")
+        ..Error::invalid("the same idempotency key was used for another call", "Use another idempotency key.")
     }
 }
 

@@ -154,7 +154,7 @@ impl Live {
         Ok(flight)
     }
 
-    /// Takes the next place in the line: whoever calls first is first, whichever task is run first (A3.04).
+    /// Takes the next place in the line: whoever calls first is first, whichever task is run first (requirement A3.04).
     async fn line(&self) -> Line {
         let mut turn: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(Arc::clone(&self.turn).lock_owned());
         match poll_fn(|context| Poll::Ready(turn.as_mut().poll(context))).await {
@@ -184,7 +184,7 @@ impl Live {
         Ok(self.written(id).await?.map(|written| written.run))
     }
 
-    /// What a run has written to one of its streams, from an offset on (A3.02). It ends at a gap; what is in a gap begins after it.
+    /// What a run has written to one of its streams, from an offset on (requirement A3.02). It ends at a gap; what is in a gap begins after it.
     ///
     /// # Errors
     /// What the file system said.
@@ -258,11 +258,11 @@ impl Live {
         }
         Err(Error {
             code: ErrorCode::SandboxLost,
-            message: format!("run {id} was under way when the server ended, and its sandbox is gone"),
+            message: format!("run {id} was in progress when the server stopped, and its sandbox is gone"),
             layer: Layer::Platform,
             ran: DidRun::Unknown,
             retry: Retry::Unknown,
-            fix: "Look at what it has changed, and call again under another idempotency key.".into(),
+            fix: "Check what the run changed, then call again with another idempotency key.".into(),
         })
     }
 }
@@ -271,11 +271,11 @@ impl Drop for Aloft {
     fn drop(&mut self) {
         self.flight.land_unless_landed(Err(Error {
             code: ErrorCode::Platform,
-            message: "the call ended without an answer".into(),
+            message: "the call ended without a result".into(),
             layer: Layer::Platform,
             ran: DidRun::Unknown,
             retry: Retry::Unknown,
-            fix: "Look at the runs of the session, and call again.".into(),
+            fix: "Check the runs of the session, then call again.".into(),
         }));
         locked(&self.live.flights).remove(&self.id);
     }
@@ -309,7 +309,11 @@ impl Runner {
         // What has not begun may be asked for again.
         let written = if not_begun { self.forget().await } else { self.write_down(failed).await };
         if let Err(fault) = written {
-            tracing::warn!(session = %live.id, error = fault.error().message, "a run is not written down");
+            tracing::warn!(
+                session = %live.id,
+                error = fault.error().message,
+                "cannot record a run of the session"
+            );
         }
         live.say(SessionEvent::RunEnded { run: Box::new(self.run.clone()) });
         landing
@@ -369,7 +373,7 @@ impl Runner {
         Ok(used)
     }
 
-    /// Waits for what a server before this one left running: runs of a session never overlap (A3.04).
+    /// Waits for what a server before this one left running: runs of a session never overlap (requirement A3.04).
     async fn alone(&mut self, used: &Used) -> Answer<()> {
         let own = [self.run.id.clone(), beside(&self.run.id, "install")];
         for info in used.call.execs().await? {
@@ -399,7 +403,11 @@ impl Runner {
         }
         self.live.spend(&mut record);
         if let Err(fault) = self.live.save(&self.platform, &record).await {
-            tracing::warn!(session = %self.session.id, error = fault.error().message, "not written down");
+            tracing::warn!(
+                session = %self.session.id,
+                error = fault.error().message,
+                "cannot record that the session released its sandbox"
+            );
         }
         let (platform, account, id) =
             (Arc::clone(&self.platform), Arc::clone(&self.account), used.id.clone());
@@ -409,7 +417,11 @@ impl Runner {
                 platform.stop(&account, id.as_str()).await
             };
             if let Err(fault) = stopping.instrument(trace::stop()).await {
-                tracing::warn!(sandbox = %id, error = fault.error().message, "not stopped");
+                tracing::warn!(
+                    sandbox = %id,
+                    error = fault.error().message,
+                    "cannot stop the sandbox of a finished run"
+                );
             }
         }));
     }
@@ -443,8 +455,10 @@ impl Runner {
     pub(super) async fn give(&self, used: &Used) -> Answer<()> {
         let manifest = self.live.folder.manifest().await?;
         let given = timeout(FILES_WITHIN, self.live.folder.give(&manifest, &used.call)).await;
-        let late =
-            || node::Error::Deadline { what: "putting the session's files there", after: FILES_WITHIN };
+        let late = || node::Error::Deadline {
+            what: "copying the session's files into the sandbox",
+            after: FILES_WITHIN,
+        };
         Ok(given.unwrap_or_else(|_| Err(late()))?)
     }
 
@@ -483,7 +497,7 @@ fn without_pictures(text: &str) -> Value {
 fn called_off() -> Error {
     Error {
         code: ErrorCode::Conflict,
-        message: "the call was cancelled before its turn came".into(),
+        message: "the call was cancelled while it was queued".into(),
         layer: Layer::UserCode,
         ran: DidRun::No,
         retry: Retry::Safe,
@@ -497,7 +511,7 @@ mod tests {
 
     #[test]
     fn offsets_are_those_of_the_stream_whatever_was_not_kept() {
-        // A3.02: 10 bytes kept of 25, those from 5 to 20 were not.
+        // Requirement A3.02: 10 bytes kept of 25, those from 5 to 20 were not.
         for (offset, expected) in
             [(0, (0, 5)), (4, (4, 5)), (5, (5, 10)), (12, (5, 10)), (20, (5, 10)), (23, (8, 10))]
         {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use api::files::{FileAsk, FilePath};
-use api::sandbox::{CreateSandbox, Sandbox};
+use api::sandbox::{CreateSandbox, SESSION_LABEL, Sandbox};
 use api::session::Persistence;
 use api::{Error, ErrorCode, SandboxId};
 use node::{Call, folder};
@@ -15,9 +15,7 @@ use crate::fault::Answer;
 use crate::platform::Platform;
 use crate::trace;
 
-/// The label of a session's sandboxes.
-pub const LABEL: &str = "session";
-/// Folders that are there from the start (A5.03).
+/// Folders that are there from the start (requirement A5.03).
 const FOLDERS: [&str; 2] = ["/tmp/data", "/tmp/output"];
 /// What the sandbox of a single run outlives a killed server by.
 const RUN_IDLE_MS: u64 = 60_000;
@@ -60,14 +58,18 @@ impl Live {
     ) -> Answer<Used> {
         if let Some(id) = record.session.sandbox.clone() {
             match platform.node.call(&id) {
-                // Of a run whose server was killed: no other may have it (A10.04).
+                // Of a run whose server was killed: no other may have it (requirement A10.04).
                 Ok(_) if record.session.persistence == Persistence::Run => {
                     self.release(platform, account, record).await;
                 }
                 Ok(call) => return Ok(Used { id, call, fresh: !record.prepared }),
                 Err(_) => {
-                    // A1.07
-                    tracing::warn!(session = %self.id, sandbox = %id, "its sandbox has ended, and the files in it are gone");
+                    // Requirement A1.07.
+                    tracing::warn!(
+                        session = %self.id,
+                        sandbox = %id,
+                        "the sandbox of the session has ended, and the files in it are gone"
+                    );
                     self.spend(record);
                 }
             }
@@ -125,21 +127,21 @@ impl Live {
                 // It is in use until it is stopped: one that is idle has lost its server.
                 Persistence::Run => session.idle_ms.min(RUN_IDLE_MS),
             },
-            labels: [(LABEL.to_owned(), session.id.to_string())].into(),
+            labels: [(SESSION_LABEL.to_owned(), session.id.to_string())].into(),
             env: Default::default(),
             datasets: Default::default(),
             policy: Some(session.policy.clone()),
         };
         let once = format!("session {} {}", session.id, record.spent);
         let making = async {
-            let (sandbox, _) = platform.create(account, request, Some(once)).await?;
+            let (sandbox, _) = platform.create_own(account, request, Some(once)).await?;
             trace::about(&sandbox.id);
             Ok(sandbox)
         };
         making.instrument(trace::create()).await
     }
 
-    /// Copies the datasets that the sandbox does not have yet (A5.02).
+    /// Copies the datasets that the sandbox does not have yet (requirement A5.02).
     async fn place_datasets(&self, platform: &Platform, record: &mut Record, call: &Call) -> Answer<()> {
         let datasets = record.session.datasets.clone();
         let missing = datasets.iter().filter(|dataset| !record.placed.contains(&dataset.path));
@@ -152,7 +154,7 @@ impl Live {
             let gone = || Error {
                 code: ErrorCode::Platform,
                 fix: "Register the dataset again.".into(),
-                ..Error::not_found(format!("the bytes of the dataset {:?} are gone", dataset.name))
+                ..Error::not_found(format!("the content of the dataset {:?} is missing", dataset.name))
             };
             let outgoing = outgoing.ok_or_else(gone)?;
             folder::give(&call.files(), FilePath::new(dataset.path.as_bytes())?, 0o644, outgoing).await?;
@@ -162,7 +164,7 @@ impl Live {
         Ok(())
     }
 
-    /// Stops the sandbox, if there is one. What cannot be stopped is written to the log, and ends by its own limits (A1.04); says
+    /// Stops the sandbox, if there is one. What cannot be stopped is written to the log, and ends by its own limits (requirement A1.04); says
     /// whether nothing is left.
     pub(super) async fn release(&self, platform: &Platform, account: &Account, record: &mut Record) -> bool {
         let Some(id) = record.session.sandbox.clone() else { return true };
@@ -174,7 +176,12 @@ impl Live {
             Ok(_) => true,
             Err(fault) if fault.error().code == ErrorCode::NotFound => true,
             Err(fault) => {
-                tracing::warn!(session = %self.id, sandbox = %id, error = fault.error().message, "not stopped");
+                tracing::warn!(
+                    session = %self.id,
+                    sandbox = %id,
+                    error = fault.error().message,
+                    "cannot stop the sandbox of the session"
+                );
                 false
             }
         };

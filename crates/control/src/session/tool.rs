@@ -149,7 +149,11 @@ impl Runner {
         }
         let Some(bytes) = read(&used.call, &file.place).await? else {
             let most = api::files::EDIT_BYTES_MAX;
-            return Err(node::Error::Request(limits::exceeded("the file, in bytes,", most + 1, most)));
+            return Err(node::Error::Request(limits::exceeded(
+                "the size of the file in bytes",
+                most + 1,
+                most,
+            )));
         };
         let Ok(text) = String::from_utf8(bytes) else {
             return Ok(Some(analysis::Refused::not_text(&file.given)));
@@ -192,7 +196,7 @@ impl Runner {
         Ok(told(&executed, !executed.is_well()))
     }
 
-    /// Installs packages, while the package index and nothing else can be reached (A4.04).
+    /// Installs packages, while the package index and nothing else can be reached (requirement A4.04).
     async fn install(&mut self, turn: &mut Turn, used: &Used, requirements: Vec<String>) -> Answer<Ran> {
         let closed = self.session.policy.clone();
         let mut opened = closed.clone();
@@ -234,7 +238,7 @@ impl Runner {
         Ok(Told { artifacts, ..told(&executed, !executed.is_well()) })
     }
 
-    /// Frees all that the session holds on the machine (A7.08), and what it keeps for the next sandbox.
+    /// Frees all that the session holds on the machine (requirement A7.08), and what it keeps for the next sandbox.
     async fn cleanup(&mut self) -> Answer<Told> {
         let mut record = self.live.record.lock().await;
         let success = self.live.release(&self.platform, &self.account, &mut record).await;
@@ -274,7 +278,7 @@ pub(super) fn checked(
     Ok(Ok(Work::Inside(inside)))
 }
 
-/// A failure in the shape of its tool set, if it has one (A7.03, A8.07).
+/// A failure in the shape of its tool set, if it has one (requirements A7.03, A8.07).
 pub(super) fn shaped(session: &Session, error: Error) -> Landing {
     match session.set {
         ToolSet::Analysis => Err(error),
@@ -289,7 +293,7 @@ fn told(answer: &impl Serialize, failed: bool) -> Told {
     Told { text, failed, artifacts: Vec::<SessionArtifact>::new() }
 }
 
-/// What all execs of tools have in common (A2.08, A2.10, A3.05).
+/// What all execs of tools have in common (requirements A2.08, A2.10, A3.05).
 fn limited(timeout_seconds: f64) -> ExecSpec {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few hundred seconds")]
     let deadline_ms = (timeout_seconds * 1000.0).round() as u64;
@@ -301,9 +305,13 @@ fn kept<T: Default>(
     session: &Session,
     kept: Result<Result<T, node::Error>, tokio::time::error::Elapsed>,
 ) -> T {
-    let late = || node::Error::Deadline { what: "keeping files", after: FILES_WITHIN };
+    let late = || node::Error::Deadline { what: "storing files", after: FILES_WITHIN };
     kept.unwrap_or_else(|_| Err(late())).unwrap_or_else(|error| {
-        tracing::warn!(session = %session.id, error = node::error::chain(&error), "files are not kept");
+        tracing::warn!(
+            session = %session.id,
+            error = node::error::chain(&error),
+            "cannot store the files of a run"
+        );
         T::default()
     })
 }

@@ -1,7 +1,13 @@
 //! Projects and keys. Every write here is on the disk when it is answered.
 
-use api::account::{Key, Project, Quota};
+use std::collections::HashMap;
 
+use api::account::{Key, Project, Quota};
+use sqlx::sqlite::SqliteConnection;
+
+use crate::authority::secret::KeyHash;
+
+use super::read::For;
 use super::{Error, Lasting, Store, begin, body, failed, integer, parse};
 
 impl Store {
@@ -10,7 +16,7 @@ impl Store {
     /// # Errors
     /// The store does not answer.
     pub async fn put_project(&self, name: &str, quota: &Quota, now_ms: u64) -> Result<Project, Error> {
-        const ACT: &str = "keep a project";
+        const ACT: &str = "save a project";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
         let mut transaction = begin(&mut connection, ACT).await?;
         let created_at_ms: i64 = sqlx::query_scalar(
@@ -24,6 +30,7 @@ impl Store {
         .await
         .map_err(failed(ACT))?;
         transaction.commit().await.map_err(failed(ACT))?;
+        self.checkpoint(&mut connection).await;
         Ok(Project { name: name.into(), quota: *quota, created_at_ms: created_at_ms.unsigned_abs() })
     }
 
@@ -32,11 +39,13 @@ impl Store {
     /// # Errors
     /// The store does not answer, or a row of it is damaged.
     pub async fn projects(&self) -> Result<Vec<Project>, Error> {
+        const ACT: &str = "list projects";
+        let mut reader = self.reader(For::Server, ACT).await?;
         let rows: Vec<(String, String, i64)> =
             sqlx::query_as("SELECT name, quota, created_at_ms FROM projects ORDER BY name")
-                .fetch_all(&self.readers)
+                .fetch_all(&mut *reader)
                 .await
-                .map_err(failed("list projects"))?;
+                .map_err(failed(ACT))?;
         rows.into_iter().map(|(name, quota, created_at_ms)| project(name, &quota, created_at_ms)).collect()
     }
 
@@ -45,12 +54,14 @@ impl Store {
     /// # Errors
     /// The store does not answer, or a row of it is damaged.
     pub async fn project(&self, name: &str) -> Result<Option<Project>, Error> {
+        const ACT: &str = "look up a project";
+        let mut reader = self.reader(For::Server, ACT).await?;
         let row: Option<(String, i64)> =
             sqlx::query_as("SELECT quota, created_at_ms FROM projects WHERE name = ?")
                 .bind(name)
-                .fetch_optional(&self.readers)
+                .fetch_optional(&mut *reader)
                 .await
-                .map_err(failed("look up a project"))?;
+                .map_err(failed(ACT))?;
         row.map(|(quota, created_at_ms)| project(name.to_owned(), &quota, created_at_ms)).transpose()
     }
 
@@ -58,21 +69,73 @@ impl Store {
     ///
     /// # Errors
     /// Its project is not known, or its id or secret is another key's.
-    pub async fn create_key(&self, key: &Key, secret_hash: &[u8; 32]) -> Result<(), Error> {
-        const ACT: &str = "keep a key";
+    pub async fn create_key(&self, key: &Key, secret_hash: &KeyHash) -> Result<(), Error> {
+        const ACT: &str = "save a key";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
         let mut transaction = begin(&mut connection, ACT).await?;
-        sqlx::query(
-            "INSERT INTO keys (id, project, secret_hash, created_at_ms, body) VALUES (?, ?, ?, ?, ?)",
-        )
-        .bind(&key.id)
-        .bind(&key.project)
-        .bind(secret_hash.as_slice())
-        .bind(integer(key.created_at_ms))
-        .bind(body(&key.id, key)?)
-        .execute(&mut *transaction)
-        .await
-        .map_err(|error| refused(error, ACT, &key.project))?;
+        insert_key(&mut transaction, key, secret_hash, ACT).await?;
+        transaction.commit().await.map_err(failed(ACT))?;
+        self.checkpoint(&mut connection).await;
+        Ok(())
+    }
+
+    /// Puts a new key in place of another, which then expires after so many milliseconds from now, unless it does before. Both are
+    /// written at once. Returns false if the old one no longer works.
+    ///
+    /// # Errors
+    /// The store does not answer, or the new id or secret is another key's.
+    pub async fn rotate_key(
+        &self,
+        old: &str,
+        new: (&Key, &KeyHash),
+        (now_ms, overlap_ms): (u64, u64),
+    ) -> Result<bool, Error> {
+        const ACT: &str = "rotate a key";
+        let mut connection = self.connection(Lasting::Machine, ACT).await?;
+        let mut transaction = begin(&mut connection, ACT).await?;
+        // As it is now: of two rotations at once the earlier end counts.
+        let text: Option<String> =
+            sqlx::query_scalar("SELECT body FROM keys WHERE id = ? AND revoked_at_ms IS NULL")
+                .bind(old)
+                .fetch_optional(&mut *transaction)
+                .await
+                .map_err(failed(ACT))?;
+        let Some(text) = text else { return Ok(false) };
+        let key: Key = parse(old, &text)?;
+        if key.expires_at_ms.is_some_and(|expires| expires <= now_ms) {
+            return Ok(false);
+        }
+        let until_ms = now_ms.saturating_add(overlap_ms);
+        let until_ms = key.expires_at_ms.map_or(until_ms, |expires| expires.min(until_ms));
+        let ending = Key { expires_at_ms: Some(until_ms), last_used_at_ms: None, ..key };
+        sqlx::query("UPDATE keys SET body = ? WHERE id = ?")
+            .bind(body(old, &ending)?)
+            .bind(old)
+            .execute(&mut *transaction)
+            .await
+            .map_err(failed(ACT))?;
+        insert_key(&mut transaction, new.0, new.1, ACT).await?;
+        transaction.commit().await.map_err(failed(ACT))?;
+        self.checkpoint(&mut connection).await;
+        Ok(true)
+    }
+
+    /// Keeps when keys were last used, by their ids.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn keys_used(&self, used_ms: &HashMap<String, u64>) -> Result<(), Error> {
+        const ACT: &str = "save when keys were last used";
+        let mut connection = self.connection(Lasting::Process, ACT).await?;
+        let mut transaction = begin(&mut connection, ACT).await?;
+        for (id, at_ms) in used_ms {
+            sqlx::query("UPDATE keys SET last_used_at_ms = ? WHERE id = ?")
+                .bind(integer(*at_ms))
+                .bind(id)
+                .execute(&mut *transaction)
+                .await
+                .map_err(failed(ACT))?;
+        }
         transaction.commit().await.map_err(failed(ACT))
     }
 
@@ -81,20 +144,38 @@ impl Store {
     /// # Errors
     /// The store does not answer, or a row of it is damaged.
     pub async fn keys(&self) -> Result<Vec<Key>, Error> {
-        let rows: Vec<(String, String)> = sqlx::query_as(
-            "SELECT id, body FROM keys WHERE revoked_at_ms IS NULL ORDER BY created_at_ms, id",
+        const ACT: &str = "list keys";
+        let mut reader = self.reader(For::Server, ACT).await?;
+        let rows: Vec<(String, String, Option<i64>)> = sqlx::query_as(
+            "SELECT id, body, last_used_at_ms FROM keys WHERE revoked_at_ms IS NULL ORDER BY created_at_ms, id",
         )
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *reader)
         .await
-        .map_err(failed("list keys"))?;
-        rows.iter().map(|(id, body)| parse(id, body)).collect()
+        .map_err(failed(ACT))?;
+        let known = rows.iter().filter(|(id, _, _)| !self.reserve.refuses(id));
+        known
+            .map(|(id, body, used)| {
+                let key: Key = parse(id, body)?;
+                Ok(Key { last_used_at_ms: used.map(i64::unsigned_abs), ..key })
+            })
+            .collect()
     }
 
-    /// Revokes a key, for good. False where there is none that still works.
+    /// Revokes a key, for good. False where there is none that still works. On a disk that cannot be written the key is refused all
+    /// the same, and the revocation is kept beside the store.
     ///
     /// # Errors
-    /// The store does not answer.
+    /// The revocation could not be kept. The key is refused for as long as this server runs.
     pub async fn revoke_key(&self, id: &str, now_ms: u64) -> Result<bool, Error> {
+        match self.write_revocation(id, now_ms).await {
+            Err(Error::Unavailable { .. }) if !api::defence::is_off("L-11") => {
+                self.revoke_anyway(id, now_ms).await
+            }
+            other => other,
+        }
+    }
+
+    pub(super) async fn write_revocation(&self, id: &str, now_ms: u64) -> Result<bool, Error> {
         const ACT: &str = "revoke a key";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
         let mut transaction = begin(&mut connection, ACT).await?;
@@ -105,7 +186,19 @@ impl Store {
             .await
             .map_err(failed(ACT))?;
         transaction.commit().await.map_err(failed(ACT))?;
+        self.checkpoint(&mut connection).await;
         Ok(done.rows_affected() > 0)
+    }
+
+    /// Whether there is a key with this id that is not revoked.
+    pub(super) async fn has_key(&self, id: &str) -> Result<bool, Error> {
+        const ACT: &str = "look up a key";
+        let mut reader = self.reader(For::Server, ACT).await?;
+        sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM keys WHERE id = ? AND revoked_at_ms IS NULL)")
+            .bind(id)
+            .fetch_one(&mut *reader)
+            .await
+            .map_err(failed(ACT))
     }
 
     /// The key with this secret, and the project it acts for, unless it is revoked. Whether it has expired is for the caller to
@@ -113,16 +206,19 @@ impl Store {
     ///
     /// # Errors
     /// The store does not answer, or a row of it is damaged.
-    pub async fn key_by_hash(&self, hash: &[u8; 32]) -> Result<Option<(Key, Project)>, Error> {
+    pub async fn key_by_hash(&self, hash: &KeyHash) -> Result<Option<(Key, Project)>, Error> {
+        const ACT: &str = "look up a key";
+        let mut reader = self.reader(For::Stranger, ACT).await?;
         let row: Option<(String, String, String, String, i64)> = sqlx::query_as(
             "SELECT keys.id, keys.body, projects.name, projects.quota, projects.created_at_ms
              FROM keys JOIN projects ON projects.name = keys.project
              WHERE keys.secret_hash = ? AND keys.revoked_at_ms IS NULL",
         )
-        .bind(hash.as_slice())
-        .fetch_optional(&self.readers)
+        .bind(hash.0.as_slice())
+        .fetch_optional(&mut *reader)
         .await
-        .map_err(failed("look up a key"))?;
+        .map_err(failed(ACT))?;
+        let row = row.filter(|(id, ..)| !self.reserve.refuses(id));
         let Some((id, body, name, quota, created_at_ms)) = row else { return Ok(None) };
         Ok(Some((parse(&id, &body)?, project(name, &quota, created_at_ms)?)))
     }
@@ -132,11 +228,31 @@ impl Store {
     /// # Errors
     /// The store does not answer.
     pub async fn has_keys(&self) -> Result<bool, Error> {
+        const ACT: &str = "check whether keys exist";
+        let mut reader = self.reader(For::Server, ACT).await?;
         sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM keys WHERE revoked_at_ms IS NULL)")
-            .fetch_one(&self.readers)
+            .fetch_one(&mut *reader)
             .await
-            .map_err(failed("look for keys"))
+            .map_err(failed(ACT))
     }
+}
+
+async fn insert_key(
+    transaction: &mut SqliteConnection,
+    key: &Key,
+    secret_hash: &KeyHash,
+    act: &'static str,
+) -> Result<(), Error> {
+    sqlx::query("INSERT INTO keys (id, project, secret_hash, created_at_ms, body) VALUES (?, ?, ?, ?, ?)")
+        .bind(&key.id)
+        .bind(&key.project)
+        .bind(secret_hash.0.as_slice())
+        .bind(integer(key.created_at_ms))
+        .bind(body(&key.id, key)?)
+        .execute(transaction)
+        .await
+        .map_err(|error| refused(error, act, &key.project))?;
+    Ok(())
 }
 
 /// What an insert of something that belongs to a project was refused for.

@@ -6,6 +6,7 @@ use api::server::{PAGE_MAX, Page};
 use api::trace::STEP;
 use tracing::{Instrument as _, info_span};
 
+use super::read::For;
 use super::{Error, Store, failed, integer, parse};
 
 /// The place after which a page begins. Rows never change their place, so a list is the same however many are added in front.
@@ -21,6 +22,7 @@ impl Store {
     /// The store does not answer, or the row is damaged.
     pub async fn sandbox(&self, project: &str, id_or_name: &str) -> Result<Option<Sandbox>, Error> {
         const ACT: &str = "look up a sandbox";
+        let mut reader = self.reader(For::Project(project), ACT).await?;
         let row: Option<(String, String)> = sqlx::query_as(
             "SELECT id, body FROM sandboxes WHERE project = ?1 AND id = ?2
              UNION ALL
@@ -29,7 +31,7 @@ impl Store {
         )
         .bind(project)
         .bind(id_or_name)
-        .fetch_optional(&self.readers)
+        .fetch_optional(&mut *reader)
         .instrument(info_span!(target: STEP, "store", what = ACT))
         .await
         .map_err(failed(ACT))?;
@@ -42,12 +44,13 @@ impl Store {
     /// The store does not answer.
     pub async fn knows_key(&self, project: &str, key: &str) -> Result<bool, Error> {
         const ACT: &str = "look up a request";
+        let mut reader = self.reader(For::Project(project), ACT).await?;
         sqlx::query_scalar(
             "SELECT EXISTS (SELECT 1 FROM sandboxes WHERE project = ? AND idempotency_key = ?)",
         )
         .bind(project)
         .bind(key)
-        .fetch_one(&self.readers)
+        .fetch_one(&mut *reader)
         .instrument(info_span!(target: STEP, "store", what = ACT))
         .await
         .map_err(failed(ACT))
@@ -64,6 +67,8 @@ impl Store {
         limit: u32,
         cursor: Option<&str>,
     ) -> Result<Page<Sandbox>, Error> {
+        const ACT: &str = "list sandboxes";
+        let mut reader = self.reader(For::Project(project), ACT).await?;
         let query = if live_only {
             "SELECT id, body FROM live_sandboxes WHERE project = ? AND (created_at_ms, id) < (?, ?)
              ORDER BY created_at_ms DESC, id DESC LIMIT ?"
@@ -79,9 +84,9 @@ impl Store {
             .bind(after.as_ref().map_or("", |after| after.id.as_str()))
             // One more than is shown tells whether there is a next page.
             .bind(limit + 1)
-            .fetch_all(&self.readers)
+            .fetch_all(&mut *reader)
             .await
-            .map_err(failed("list sandboxes"))?;
+            .map_err(failed(ACT))?;
         let mut items = rows.iter().map(|(id, body)| parse(id, body)).collect::<Result<Vec<Sandbox>, _>>()?;
         let more = items.len() > limit as usize;
         items.truncate(limit as usize);
@@ -94,10 +99,12 @@ impl Store {
     /// # Errors
     /// The store does not answer, or a row is damaged.
     pub async fn live(&self) -> Result<Vec<Sandbox>, Error> {
+        const ACT: &str = "list live sandboxes";
+        let mut reader = self.reader(For::Server, ACT).await?;
         let rows: Vec<(String, String)> = sqlx::query_as("SELECT id, body FROM live_sandboxes")
-            .fetch_all(&self.readers)
+            .fetch_all(&mut *reader)
             .await
-            .map_err(failed("list live sandboxes"))?;
+            .map_err(failed(ACT))?;
         rows.iter().map(|(id, body)| parse(id, body)).collect()
     }
 }

@@ -9,7 +9,7 @@ use super::account::refused;
 use super::{Error, Lasting, Store, Writer, begin, body, failed, integer, parse};
 
 /// What a transaction is for that takes note of how sandboxes are doing.
-const KEEP: &str = "keep the state of a sandbox";
+const KEEP: &str = "save the state of a sandbox";
 /// Rows removed in one transaction: few enough that nobody waits long behind it.
 const PRUNED_AT_ONCE: u32 = 1000;
 
@@ -43,7 +43,7 @@ impl Store {
     /// # Errors
     /// The idempotency key was used for another request, the name or the quota is used up, or the project is not known.
     pub async fn request(&self, ask: &Request<'_>) -> Result<Requested, Error> {
-        const ACT: &str = "take a request for a sandbox";
+        const ACT: &str = "save a request for a sandbox";
         let project = &ask.sandbox.project;
         let sandbox = Sandbox {
             state: SandboxState::Starting,
@@ -110,7 +110,7 @@ impl Store {
     /// # Errors
     /// The store does not answer.
     pub async fn withdraw(&self, id: &SandboxId) -> Result<bool, Error> {
-        const ACT: &str = "take back a request";
+        const ACT: &str = "withdraw a request for a sandbox";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
         let done = sqlx::query("DELETE FROM sandboxes WHERE id = ? AND state = 'starting'")
             .bind(id.as_str())
@@ -127,7 +127,7 @@ impl Store {
     /// # Errors
     /// The store does not answer.
     pub async fn adopt(&self, sandbox: &Sandbox) -> Result<bool, Error> {
-        const ACT: &str = "take in a sandbox";
+        const ACT: &str = "add a running sandbox";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
         let mut transaction = begin(&mut connection, ACT).await?;
         let known: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sandboxes WHERE id = ?)")
@@ -164,7 +164,7 @@ impl Store {
     /// # Errors
     /// The store does not answer; what was forgotten until then stays so.
     pub async fn prune(&self, ended_before_ms: u64) -> Result<u64, Error> {
-        const ACT: &str = "forget old sandboxes";
+        const ACT: &str = "delete old sandboxes";
         let mut pruned = 0;
         loop {
             let mut connection = self.connection(Lasting::Process, ACT).await?;
@@ -259,7 +259,7 @@ async fn name_is_taken(connection: &mut SqliteConnection, project: &str, name: &
         .bind(name)
         .fetch_one(connection)
         .await
-        .map_err(failed("look for a name"))
+        .map_err(failed("look up a name"))
 }
 
 /// Refuses what would not fit beside what the project has: into the quota, or because of its name.
@@ -272,7 +272,7 @@ async fn fits(connection: &mut SqliteConnection, ask: &Request<'_>) -> Result<()
     .bind(&ask.sandbox.project)
     .fetch_one(connection)
     .await
-    .map_err(failed("add up what a project has"))?;
+    .map_err(failed("add up the usage of a project"))?;
     if let Some(name) = ask.sandbox.name.as_ref().filter(|_| taken) {
         return Err(Error::NameTaken(name.to_string()));
     }
@@ -317,7 +317,7 @@ async fn insert_if_fits(writer: &mut Writer, sandbox: &Sandbox, ask: &Request<'_
     .bind(integer(quota.disk_bytes))
     .execute(&mut **writer)
     .await
-    .map_err(|error| refused(error, "write down a sandbox", &sandbox.project))?;
+    .map_err(|error| refused(error, "save a sandbox", &sandbox.project))?;
     writer.had_its_turn();
     Ok(done.rows_affected() > 0)
 }
@@ -346,6 +346,6 @@ async fn insert(
     .bind(body(sandbox.id.as_str(), sandbox)?)
     .execute(connection)
     .await
-    .map_err(|error| refused(error, "write down a sandbox", &sandbox.project))?;
+    .map_err(|error| refused(error, "save a sandbox", &sandbox.project))?;
     Ok(())
 }

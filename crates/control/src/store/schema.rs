@@ -12,10 +12,10 @@ use sqlx::{ConnectOptions, Connection, SqlSafeStr};
 use super::{Error, beside, failed, options};
 
 /// The newest schema this release knows.
-pub(super) const KNOWN: i64 = 3;
+pub(super) const KNOWN: i64 = 5;
 /// How much newer a store may be: the release after this one may be taken back, the one after that may not.
 const NEWER_MAX: i64 = 1;
-const ACT: &str = "be made";
+const ACT: &str = "be created";
 
 /// Makes a store under another name and renames it when it is whole, so that a file by the store's own name always is one.
 pub(super) async fn create_if_missing(path: &Path) -> Result<(), Error> {
@@ -26,7 +26,7 @@ pub(super) async fn create_if_missing(path: &Path) -> Result<(), Error> {
         Err(error) => return Err(io_failed(error)),
     }
     if beside(path, "-wal").try_exists().map_err(io_failed)? {
-        return Err(Error::Damaged(format!("{} is gone, and its write-ahead log is there", path.display())));
+        return Err(Error::Damaged(format!("{} is missing, but its write-ahead log exists", path.display())));
     }
     let fresh = beside(path, ".new");
     for leftover in [fresh.clone(), beside(&fresh, "-wal"), beside(&fresh, "-shm")] {
@@ -61,7 +61,7 @@ pub(super) async fn check(connection: &mut SqliteConnection) -> Result<(), Error
         .await
         .map_err(failed("be checked"))?;
     if ours == 0 {
-        return Err(Error::Damaged("the file has none of our tables".into()));
+        return Err(Error::Damaged("the file contains none of Bellglass's tables".into()));
     }
     let found: i64 = sqlx::query_scalar("SELECT coalesce(max(version), 0) FROM _sqlx_migrations")
         .fetch_one(connection)
@@ -78,7 +78,9 @@ pub(super) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Err
     let steps = [
         (1, "accounts and sandboxes", include_str!("../../migrations/1_accounts_and_sandboxes.sql")),
         (2, "secrets", include_str!("../../migrations/2_secrets.sql")),
-        (KNOWN, "sessions", include_str!("../../migrations/3_sessions.sql")),
+        (3, "sessions", include_str!("../../migrations/3_sessions.sql")),
+        (4, "clock", include_str!("../../migrations/4_clock.sql")),
+        (KNOWN, "use of keys", include_str!("../../migrations/5_use_of_keys.sql")),
     ];
     let migrations = steps.map(|(version, name, text)| {
         Migration::new(version, name.into(), MigrationType::Simple, text.into_sql_str(), false)

@@ -3,6 +3,7 @@
 use api::secret::{SECRETS_MAX, Secret};
 
 use super::account::refused;
+use super::read::For;
 use super::{Error, Lasting, Store, begin, failed, integer};
 
 impl Store {
@@ -17,7 +18,7 @@ impl Store {
         sealed: &[u8],
         now_ms: u64,
     ) -> Result<Secret, Error> {
-        const ACT: &str = "keep a secret";
+        const ACT: &str = "save a secret";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
         let mut transaction = begin(&mut connection, ACT).await?;
         let others: i64 = sqlx::query_scalar("SELECT count(*) FROM secrets WHERE project = ? AND name != ?")
@@ -43,6 +44,7 @@ impl Store {
         .await
         .map_err(|error| refused(error, ACT, project))?;
         transaction.commit().await.map_err(failed(ACT))?;
+        self.checkpoint(&mut connection).await;
         let created_at_ms = created_at_ms.unsigned_abs();
         Ok(Secret { name: name.into(), created_at_ms, changed_at_ms: now_ms })
     }
@@ -52,13 +54,15 @@ impl Store {
     /// # Errors
     /// The store does not answer.
     pub async fn secrets(&self, project: &str) -> Result<Vec<Secret>, Error> {
+        const ACT: &str = "list secrets";
+        let mut reader = self.reader(For::Project(project), ACT).await?;
         let rows: Vec<(String, i64, i64)> = sqlx::query_as(
             "SELECT name, created_at_ms, changed_at_ms FROM secrets WHERE project = ? ORDER BY name",
         )
         .bind(project)
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *reader)
         .await
-        .map_err(failed("list secrets"))?;
+        .map_err(failed(ACT))?;
         let secret = |(name, created, changed): (String, i64, i64)| Secret {
             name,
             created_at_ms: created.unsigned_abs(),
@@ -72,12 +76,14 @@ impl Store {
     /// # Errors
     /// The store does not answer.
     pub async fn sealed_secret(&self, project: &str, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        const ACT: &str = "look up a secret";
+        let mut reader = self.reader(For::Project(project), ACT).await?;
         sqlx::query_scalar("SELECT sealed FROM secrets WHERE project = ? AND name = ?")
             .bind(project)
             .bind(name)
-            .fetch_optional(&self.readers)
+            .fetch_optional(&mut *reader)
             .await
-            .map_err(failed("look up a secret"))
+            .map_err(failed(ACT))
     }
 
     /// Removes a secret. One that is not there is fine.
@@ -94,7 +100,9 @@ impl Store {
             .execute(&mut *transaction)
             .await
             .map_err(failed(ACT))?;
-        transaction.commit().await.map_err(failed(ACT))
+        transaction.commit().await.map_err(failed(ACT))?;
+        self.checkpoint(&mut connection).await;
+        Ok(())
     }
 
     /// Whether any project has a secret.
@@ -102,10 +110,12 @@ impl Store {
     /// # Errors
     /// The store does not answer.
     pub async fn has_secrets(&self) -> Result<bool, Error> {
+        const ACT: &str = "check whether secrets exist";
+        let mut reader = self.reader(For::Server, ACT).await?;
         sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM secrets)")
-            .fetch_one(&self.readers)
+            .fetch_one(&mut *reader)
             .await
-            .map_err(failed("look for secrets"))
+            .map_err(failed(ACT))
     }
 
     /// The certificate of a project's authority, and its sealed key.
@@ -113,11 +123,13 @@ impl Store {
     /// # Errors
     /// The store does not answer.
     pub async fn authority(&self, project: &str) -> Result<Option<(String, Vec<u8>)>, Error> {
+        const ACT: &str = "look up a certificate authority";
+        let mut reader = self.reader(For::Project(project), ACT).await?;
         sqlx::query_as("SELECT certificate, sealed FROM authorities WHERE project = ?")
             .bind(project)
-            .fetch_optional(&self.readers)
+            .fetch_optional(&mut *reader)
             .await
-            .map_err(failed("look up an authority"))
+            .map_err(failed(ACT))
     }
 
     /// Keeps the authority of a project, in the place of the one before.
@@ -130,7 +142,7 @@ impl Store {
         (certificate, sealed): (&str, &[u8]),
         now_ms: u64,
     ) -> Result<(), Error> {
-        const ACT: &str = "keep an authority";
+        const ACT: &str = "save a certificate authority";
         let mut connection = self.connection(Lasting::Machine, ACT).await?;
         let mut transaction = begin(&mut connection, ACT).await?;
         sqlx::query(
@@ -145,6 +157,8 @@ impl Store {
         .execute(&mut *transaction)
         .await
         .map_err(|error| refused(error, ACT, project))?;
-        transaction.commit().await.map_err(failed(ACT))
+        transaction.commit().await.map_err(failed(ACT))?;
+        self.checkpoint(&mut connection).await;
+        Ok(())
     }
 }

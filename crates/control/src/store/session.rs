@@ -5,6 +5,7 @@ use api::server::{PAGE_MAX, Page};
 use api::session::Session;
 
 use super::history::Cursor;
+use super::read::For;
 use super::{Error, Lasting, Store, begin, body, failed, integer, parse};
 use crate::session::Record;
 
@@ -21,7 +22,7 @@ impl Store {
         record: &Record,
         idempotency: Option<(&str, [u8; 32])>,
     ) -> Result<Option<Record>, Error> {
-        const ACT: &str = "keep a session";
+        const ACT: &str = "save a session";
         let Session { id, project, created_at_ms, .. } = &record.session;
         let mut connection = self.connection(Lasting::Process, ACT).await?;
         let mut transaction = begin(&mut connection, ACT).await?;
@@ -71,13 +72,15 @@ impl Store {
     /// # Errors
     /// The store does not answer, or the row is damaged.
     pub async fn session(&self, project: &str, id: &SessionId) -> Result<Option<Record>, Error> {
+        const ACT: &str = "look up a session";
+        let mut reader = self.reader(For::Project(project), ACT).await?;
         let row: Option<String> =
             sqlx::query_scalar("SELECT body FROM sessions WHERE project = ? AND id = ?")
                 .bind(project)
                 .bind(id.as_str())
-                .fetch_optional(&self.readers)
+                .fetch_optional(&mut *reader)
                 .await
-                .map_err(failed("look up a session"))?;
+                .map_err(failed(ACT))?;
         row.map(|text| parse(id.as_str(), &text)).transpose()
     }
 
@@ -91,6 +94,8 @@ impl Store {
         limit: u32,
         cursor: Option<&str>,
     ) -> Result<Page<Session>, Error> {
+        const ACT: &str = "list sessions";
+        let mut reader = self.reader(For::Project(project), ACT).await?;
         let limit = limit.clamp(1, PAGE_MAX);
         let after = cursor.map(Cursor::parse).transpose()?;
         let rows: Vec<(String, String)> = sqlx::query_as(
@@ -101,9 +106,9 @@ impl Store {
         .bind(after.as_ref().map_or(i64::MAX, |after| integer(after.created_at_ms)))
         .bind(after.as_ref().map_or("", |after| after.id.as_str()))
         .bind(limit + 1)
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *reader)
         .await
-        .map_err(failed("list sessions"))?;
+        .map_err(failed(ACT))?;
         let more = rows.len() > limit as usize;
         let shown = rows.iter().take(limit as usize);
         let items = shown
@@ -121,7 +126,7 @@ impl Store {
     /// # Errors
     /// The store does not answer.
     pub async fn put_session(&self, record: &Record, now_ms: u64) -> Result<bool, Error> {
-        const ACT: &str = "keep a session";
+        const ACT: &str = "save a session";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
         let id = record.session.id.as_str();
         let done = sqlx::query("UPDATE sessions SET body = ?, changed_at_ms = ? WHERE id = ?")
@@ -139,18 +144,20 @@ impl Store {
     /// # Errors
     /// The store does not answer, or a row is damaged.
     pub async fn old_sessions(&self, before_ms: u64) -> Result<Vec<Session>, Error> {
+        const ACT: &str = "list old sessions";
+        let mut reader = self.reader(For::Server, ACT).await?;
         let rows: Vec<(String, String)> =
             sqlx::query_as("SELECT id, body FROM sessions WHERE changed_at_ms < ? LIMIT ?")
                 .bind(integer(before_ms))
                 .bind(PAGE_MAX)
-                .fetch_all(&self.readers)
+                .fetch_all(&mut *reader)
                 .await
-                .map_err(failed("list old sessions"))?;
+                .map_err(failed(ACT))?;
         // One that cannot be understood keeps no other from being forgotten.
         let read = |(id, text): &(String, String)| match parse::<Record>(id, text) {
             Ok(record) => Some(record.session),
             Err(error) => {
-                tracing::error!(session = id, %error, "a session cannot be understood");
+                tracing::error!(session = id, %error, "cannot parse a stored session");
                 None
             }
         };
@@ -162,7 +169,7 @@ impl Store {
     /// # Errors
     /// The store does not answer.
     pub async fn forget_session(&self, id: &SessionId) -> Result<(), Error> {
-        const ACT: &str = "forget a session";
+        const ACT: &str = "delete a session";
         let mut connection = self.connection(Lasting::Process, ACT).await?;
         sqlx::query("DELETE FROM sessions WHERE id = ?")
             .bind(id.as_str())

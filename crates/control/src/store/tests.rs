@@ -21,7 +21,7 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("belljar.db");
+        let path = directory.path().join("bellglass.db");
         let store = Store::open(&path).await.unwrap();
         store.put_project("p", &Quota::default(), 1).await.unwrap();
         Self { store, path, _directory: directory }

@@ -15,7 +15,7 @@ const CANARY: &str = "canary-5f0e9c2b-value";
 
 async fn ground() -> (TempDir, Store, Vault) {
     let data = tempfile::tempdir().unwrap();
-    let store = Store::open(&data.path().join("belljar.db")).await.unwrap();
+    let store = Store::open(&data.path().join("bellglass.db")).await.unwrap();
     for project in ["a", "b"] {
         store.put_project(project, &Quota::default(), 1).await.unwrap();
     }

@@ -12,6 +12,7 @@
 
 mod manifest;
 mod prose;
+mod requirements;
 mod source;
 mod tree;
 mod words;
@@ -20,6 +21,8 @@ use tree::File;
 
 /// The rest of a plan is hiding in a file this long.
 const LINES_MAX: usize = 600;
+/// Phrases of the dialect per 10,000 words of documents.
+const HABITS_MAX: usize = 8;
 
 #[test]
 fn every_rust_file_says_first_what_it_is_for() {
@@ -109,6 +112,48 @@ fn nothing_unfinished_and_no_path_of_a_build_machine_is_committed() {
 }
 
 /// Fails with every line that breaks the rule, in all files; a rule about no file at all has lost its way.
+#[test]
+fn every_requirement_names_tests_that_exist() {
+    let files = tree::files().unwrap();
+    let page: Vec<File> = files.iter().filter(|file| file.path == "docs/requirements.md").cloned().collect();
+    let has_test = |path: &str, name: &str| {
+        let word = if path.ends_with(".py") { "def" } else { "fn" };
+        tree::named(&files, path).is_some_and(|file| file.text.contains(&format!("{word} {name}(")))
+    };
+    obey(|file| requirements::tests(file, has_test), page.clone());
+    obey(requirements::counts, page.clone());
+    let text = page.first().map(|page| page.text.as_str()).unwrap_or_default();
+    let others =
+        files.iter().filter(|file| !file.path.starts_with("crates/e2e/tests/house/")).cloned().collect();
+    obey(|file| requirements::pointers(file, text), others);
+}
+
+#[test]
+fn documents_install_only_packages_that_are_ours() {
+    obey(words::installs, ending(".md"));
+}
+
+#[test]
+fn documents_are_written_in_plain_english() {
+    let python = ending(".py").into_iter().filter(|file| file.path.starts_with("sdk/"));
+    let prose = python.map(|file| File { text: words::python_prose(&file.text), path: file.path });
+    let counted: Vec<(String, usize, usize)> = ending(".md")
+        .into_iter()
+        .chain(prose)
+        .map(|file| {
+            let (all, count) = words::habits(&file.text);
+            (file.path, all, count)
+        })
+        .collect();
+    let (all, count) = counted.iter().fold((0, 0), |sum, (_, all, count)| (sum.0 + all, sum.1 + count));
+    let mut worst = counted;
+    worst.sort_by_key(|(_, _, count)| std::cmp::Reverse(*count));
+    let shown: Vec<String> =
+        worst.iter().take(10).map(|(path, _, count)| format!("{count:>5} {path}")).collect();
+    println!("{count} phrases in {all} words; most of them in:\n{}", shown.join("\n"));
+    assert!(count * 10_000 <= HABITS_MAX * all, "more than {HABITS_MAX} per 10,000 words");
+}
+
 fn obey(rule: impl Fn(&File) -> Vec<String>, files: Vec<File>) {
     assert!(!files.is_empty(), "no file under {} is one that this rule is about", tree::root().display());
     let broken: Vec<String> = files

@@ -2,6 +2,47 @@
 
 use crate::tree::File;
 
+/// Package names that are ours. Documents must not tell users to install any other name as Bellglass: somebody else may own it.
+const OWNED_PACKAGES: [&str; 1] = ["bellglass"];
+/// Commands that install packages by name.
+const INSTALLERS: [&str; 8] = [
+    "pip install",
+    "pipx install",
+    "uv add",
+    "uv tool install",
+    "npm install",
+    "npm i",
+    "npx",
+    "cargo install",
+];
+/// Phrases of the dialect that `docs/style.md` replaces by standard terms. A last word with `*` matches its beginning.
+const HABITS: [&str; 24] = [
+    "whoever",
+    "nobody",
+    "somebody",
+    "is told",
+    "are told",
+    "go on",
+    "goes on",
+    "written down",
+    "stand still",
+    "stands still",
+    "one that",
+    "those that",
+    "made ahead",
+    "by itself",
+    "what is",
+    "what was",
+    "what may",
+    "what it",
+    "what they",
+    "what a",
+    "what the",
+    "a stranger*",
+    "given up",
+    "the like",
+];
+
 /// Notes to oneself: do it, or write it into the tracker. Cut in two, so that this file may be read as well.
 const UNFINISHED: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
 /// Beginnings of paths that exist on somebody's machine only.
@@ -26,6 +67,48 @@ pub(crate) fn machine_paths(file: &File) -> Vec<String> {
     found(file, |line| MACHINE_PATHS.iter().find(|path| line.contains(**path)).map(|path| (*path).to_owned()))
 }
 
+/// Install commands name only packages that are ours, or packages that do not pretend to be.
+pub(crate) fn installs(file: &File) -> Vec<String> {
+    found(file, |line| {
+        let (_, after) = INSTALLERS.iter().find_map(|command| line.split_once(&format!("{command} ")))?;
+        let mut names = after.split_whitespace().map(|word| word.trim_matches(['`', '\'', '"', '.', ',']));
+        let name = names.find(|name| name.starts_with("bell") && !OWNED_PACKAGES.contains(name))?;
+        Some(name.to_owned())
+    })
+}
+
+/// How many words a text has, and how many phrases of the dialect.
+pub(crate) fn habits(text: &str) -> (usize, usize) {
+    let words: Vec<String> = text
+        .split(|c: char| !c.is_alphanumeric() && c != '\'' && c != '_')
+        .filter(|word| !word.is_empty())
+        .map(str::to_lowercase)
+        .collect();
+    let phrases: Vec<Vec<&str>> = HABITS.iter().map(|phrase| phrase.split(' ').collect()).collect();
+    let is_same = |word: &String, wanted: &&str| match wanted.strip_suffix('*') {
+        Some(beginning) => word.starts_with(beginning),
+        None => word == wanted,
+    };
+    let begins = |phrase: &[&str], at: &[String]| {
+        at.len() >= phrase.len() && at.iter().zip(phrase).all(|(word, wanted)| is_same(word, wanted))
+    };
+    let count = (0..words.len())
+        .map(|index| {
+            phrases.iter().filter(|phrase| begins(phrase, words.get(index..).unwrap_or_default())).count()
+        })
+        .sum();
+    (text.split_whitespace().count(), count)
+}
+
+/// The docstrings and comments of a Python file.
+pub(crate) fn python_prose(text: &str) -> String {
+    let docstrings = text.split("\"\"\"").skip(1).step_by(2);
+    let code = text.split("\"\"\"").step_by(2);
+    let comments =
+        code.flat_map(str::lines).filter_map(|line| line.split_once('#')).map(|(_, comment)| comment);
+    docstrings.chain(comments).collect::<Vec<_>>().join("\n")
+}
+
 fn found(file: &File, what: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let lines = file.text.lines().enumerate();
     lines.filter_map(|(index, line)| what(line).map(|word| format!("line {}: `{word}`", index + 1))).collect()
@@ -43,4 +126,21 @@ fn a_path_of_a_build_machine_is_caught() {
     let text = format!("cd {}main\n", MACHINE_PATHS[0]);
     assert_eq!(machine_paths(&File::example("a.sh", &text)).len(), 1);
     assert_eq!(machine_paths(&File::example("a.sh", "cd /workspace\n")), Vec::<String>::new());
+}
+
+#[test]
+fn a_package_that_is_not_ours_is_caught() {
+    let text = concat!("pip install bell", "jar\npip install bellglass requests\npip install ./sdk/python\n");
+    assert_eq!(installs(&File::example("a.md", text)).len(), 1);
+    let text = concat!("Run `npm install -g bell", "glass-cli`.\n");
+    assert_eq!(installs(&File::example("a.md", text)).len(), 1);
+}
+
+#[test]
+fn phrases_of_the_dialect_are_counted_as_words() {
+    let (words, count) =
+        habits("Whoever asks is\ntold what is kept; a stranger's file. Somebodyish, tell me.");
+    assert_eq!((words, count), (13, 4));
+    let prose = python_prose("\"\"\"One that stays.\"\"\"\nx = 'nobody'  # somebody\n");
+    assert_eq!(habits(&prose).1, 2);
 }

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256, Sha512};
 use streamed::Feed;
 use tokio::io::AsyncReadExt as _;
 
-use super::store::{Part, Store};
+use super::store::Part;
 use super::{ANSWER_WITHIN, Entry, Gate, Hash, Recipient, Wanted, allow};
 use crate::Refusal;
 use crate::flow::SPENT;
@@ -55,11 +55,7 @@ struct Way {
 impl Gate {
     /// Gives a file to a sandbox.
     pub(super) async fn give(&self, entry: &Entry, to: Recipient<'_>) -> Result<Response<Body>, Refusal> {
-        let key = Store::key(&match &entry.hash {
-            Hash::Sha256(digits) => format!("sha256 {digits}"),
-            Hash::Sha512(text) => format!("sha512 {text}"),
-            Hash::Unknown => format!("url {}", entry.url),
-        });
+        let key = to.key(entry);
         if let Some((file, size)) = self.store.open(&key).await {
             let (way, response) = Way::open(to, Some(size));
             let (store, entry) = (Arc::clone(&self.store), entry.clone());
@@ -73,7 +69,7 @@ impl Gate {
         let answer = self.fetch(&entry.url, &[]).await?;
         // What cannot be compared must at least be known to be whole.
         if answer.status() != 200 || (entry.hash == Hash::Unknown && answer.content_length().is_none()) {
-            return Err(Refusal::unreachable("the package index gave no whole answer".into()));
+            return Err(Refusal::unreachable("the package index returned an incomplete response".into()));
         }
         if answer.content_length().is_some_and(|length| length > FILE_BYTES_MAX) {
             return Err(Refusal::unreachable(format!("{} is too large", entry.name)));
@@ -124,7 +120,7 @@ impl Way {
         if let Some(length) = length {
             response.headers_mut().insert(CONTENT_LENGTH, length.into());
         }
-        let Recipient { party, policy, kind, package } = to;
+        let Recipient { party, policy, kind, package, .. } = to;
         (Self { to: sender, heard, party: Arc::clone(party), policy, kind, package }, response)
     }
 
@@ -203,8 +199,15 @@ impl Way {
     /// Compares what has passed and sends the last of it; says whether it is what it should be.
     async fn end(mut self, hasher: Hasher, last: Option<Bytes>, entry: &Entry, cached: bool) -> bool {
         let Some(hash) = hasher.compared(&entry.hash) else {
-            tracing::warn!(file = entry.name, cached, "a package is not what its index says");
-            self.cut(&Cut::Refused("it is not what its index says".into()), &entry.name);
+            tracing::warn!(
+                file = entry.name,
+                cached,
+                "a package does not match the hash in the package index"
+            );
+            self.cut(
+                &Cut::Refused("the file does not match the hash in the package index".into()),
+                &entry.name,
+            );
             return false;
         };
         let sent = match last {
@@ -263,7 +266,8 @@ impl Way {
     /// Without an end, so that nobody takes what came for all there is. What was refused is told.
     fn cut(self, cut: &Cut, file: &str) {
         if let Cut::Refused(why) = cut {
-            self.party.tell_package(&format!("{} {file}", self.package), Err(&format!("cut: {why}")));
+            self.party
+                .tell_package(&format!("{} {file}", self.package), Err(&format!("disconnected: {why}")));
         }
         self.to.abort(io::ErrorKind::ConnectionReset.into());
     }

@@ -13,7 +13,20 @@ use crate::Refusal;
 use crate::http::{Body, full};
 use crate::party::Party;
 
-/// The package of a path; empty for what belongs to none.
+/// Where the archive keeps packages, and where it keeps its indexes.
+const POOL: &str = "pool/";
+const INDEXES: &str = "dists/";
+/// Indexes that some archives have elsewhere, with or without an ending such as `.xz`.
+const INDEX_NAMES: [&str; 5] = ["InRelease", "Release", "Packages", "Sources", "ls-lR"];
+/// What names of packages have in them, in any case. A mirror may keep them anywhere, so they are guarded wherever they lie.
+const PACKAGE_MARKS: [&str; 8] =
+    [".deb", ".udeb", ".ddeb", ".dsc", ".tar", ".diff", ".changes", ".buildinfo"];
+/// What stands before the hash of an index in its path.
+const BY_HASH: &str = "/by-hash/SHA256/";
+/// Hexadecimal digits of a SHA-256.
+const SHA256_DIGITS: usize = 64;
+
+/// The package of a path; empty for what belongs to none. Nothing for what is neither a package nor an index.
 pub fn package(rest: &str) -> Option<String> {
     let path = rest.strip_prefix('/').or_else(|| rest.strip_prefix("-security/"))?;
     let plain = |part: &str| {
@@ -26,9 +39,26 @@ pub fn package(rest: &str) -> Option<String> {
     if !path.split('/').all(plain) {
         return None;
     }
-    let is_file = path.starts_with("pool/");
     let file = path.rsplit('/').next()?;
-    Some(if is_file { file.split('_').next()?.to_owned() } else { String::new() })
+    let shown = file.to_ascii_lowercase();
+    let is_marked = PACKAGE_MARKS.iter().any(|mark| shown.contains(mark)) && !api::defence::is_off("N-31");
+    if path.starts_with(POOL) || is_marked {
+        let package = file.split('_').next().filter(|package| !package.is_empty());
+        return package.map(str::to_owned);
+    }
+    is_index(&path, file).then(String::new)
+}
+
+/// Whether a path is that of an index, which belongs to no package.
+fn is_index(path: &str, file: &str) -> bool {
+    if api::defence::is_off("N-31") {
+        return true;
+    }
+    let is_named = INDEX_NAMES.contains(&file.split('.').next().unwrap_or_default());
+    let is_sound = path.rsplit_once(BY_HASH).is_none_or(|(_, digits)| {
+        digits.len() == SHA256_DIGITS && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    });
+    (path.starts_with(INDEXES) || is_named) && is_sound
 }
 
 impl Gate {
@@ -47,11 +77,10 @@ impl Gate {
         let path = unescaped(path);
         let url = format!("{}/{path}", base.trim_end_matches('/'));
         let name = path.rsplit('/').next().unwrap_or_default().to_owned();
-        let hash = path
-            .rsplit_once("/by-hash/SHA256/")
-            .map_or(Hash::Unknown, |(_, digits)| Hash::Sha256(digits.into()));
-        if path.starts_with("pool/") || hash != Hash::Unknown {
-            let to = Recipient { party, policy, kind: wanted.kind, package: wanted.package.clone() };
+        let hash = path.rsplit_once(BY_HASH).map_or(Hash::Unknown, |(_, digits)| Hash::Sha256(digits.into()));
+        let (kind, package) = (wanted.kind, wanted.package.clone());
+        let to = Recipient { party, policy, kind, package, upstream: base };
+        if !wanted.package.is_empty() || hash != Hash::Unknown {
             return self.give(&Entry { name, url, hash, is_young: false }, to).await;
         }
         let conditions = [IF_MODIFIED_SINCE, IF_NONE_MATCH].map(|name| {
@@ -67,8 +96,7 @@ impl Gate {
             return Ok(response);
         }
         let headers = answer.headers().clone();
-        let mut response =
-            self.pass(answer, Recipient { party, policy, kind: wanted.kind, package: String::new() });
+        let mut response = self.pass(answer, to);
         for name in [LAST_MODIFIED, ETAG] {
             if let Some(value) = headers.get(&name) {
                 response.headers_mut().insert(name, value.clone());

@@ -51,7 +51,8 @@ impl Gate {
         let Some((_, file)) = wanted.rest.split_once("/-/") else {
             return Ok(document("application/json", &index.page, party, &policy));
         };
-        let to = Recipient { party, policy, kind: wanted.kind, package: wanted.package.clone() };
+        let (kind, package, upstream) = (wanted.kind, wanted.package.clone(), self.upstreams.node.as_str());
+        let to = Recipient { party, policy, kind, package, upstream };
         self.give(index.file(file)?, to).await
     }
 }
@@ -144,6 +145,6 @@ mod tests {
         assert_eq!(young, ["demo-2.0.0.tgz"]);
         assert_eq!(old["dist-tags"]["latest"], "1.1.0");
         let tarball = &old["versions"]["1.1.0"]["dist"]["tarball"];
-        assert_eq!(tarball, "http://packages.belljar/npm/demo/-/demo-1.1.0.tgz");
+        assert_eq!(tarball, "http://packages.bellglass/npm/demo/-/demo-1.1.0.tgz");
     }
 }

@@ -61,7 +61,8 @@ impl Gate {
         let Some(file) = wanted.rest.strip_prefix("files/").and_then(|rest| rest.split('/').nth(1)) else {
             return Ok(document("text/html; charset=utf-8", &index.page, party, &policy));
         };
-        let to = Recipient { party, policy, kind: wanted.kind, package: wanted.package.clone() };
+        let (kind, package, upstream) = (wanted.kind, wanted.package.clone(), self.upstreams.python.as_str());
+        let to = Recipient { party, policy, kind, package, upstream };
         self.give(index.file(file)?, to).await
     }
 }
@@ -210,7 +211,7 @@ mod tests {
         assert_eq!(from_html[0].url, "https://index.example/files/demo-1.0.tar.gz");
         let page = page("demo", from_html.iter());
         assert!(page.contains("data-requires-python=\"&gt;=3.8\"") && page.contains("data-yanked"), "{page}");
-        let again = listed("text/html", "http://packages.belljar/python/simple/demo/", page.as_bytes());
+        let again = listed("text/html", "http://packages.bellglass/python/simple/demo/", page.as_bytes());
         assert_eq!(again.unwrap().len(), 2);
     }
 }

@@ -168,7 +168,7 @@ pub(super) fn client(upstreams: &Upstreams) -> Option<reqwest::Client> {
     let resolver = Resolver { named: hosts, names: Arc::default() };
     let redirects = redirect::Policy::custom(move |attempt| {
         if attempt.previous().len() > REDIRECTS_MAX || !may_dial(&named, attempt.url()) {
-            return attempt.error("it leads too far, or to an address that is not public");
+            return attempt.error("too many redirects, or a redirect to an address that is not public");
         }
         attempt.follow()
     });

@@ -40,15 +40,30 @@ impl Exec {
         self.spools.borrow().iter().map(Spool::kept).sum()
     }
 
-    /// Lets go of its output. A reader that comes for it is told of the gap.
-    pub fn forget_output(&self) {
-        self.spools.borrow_mut().iter_mut().for_each(Spool::forget);
+    /// Whether some of its output is on the disk.
+    pub fn has_file(&self) -> bool {
+        self.spools.try_borrow().is_ok_and(|spools| spools.iter().any(Spool::has_file))
+    }
+
+    /// Lets go of its output; says whether that could be done now. A reader that comes for it is told of the gap.
+    pub fn forget_output(&self) -> bool {
+        self.spools.try_borrow_mut().is_ok_and(|mut spools| {
+            spools.iter_mut().for_each(Spool::forget);
+            true
+        })
     }
 
     /// A reader has everything below the offset.
     pub fn consume(&self, stream: Stream, offset: u64) {
         self.spool(stream, |spool| spool.consume(offset));
         self.room.notify_waiters();
+    }
+
+    /// A reader was sent everything below the offset.
+    pub fn sent(&self, stream: Stream, offset: u64) {
+        if self.spool(stream, |spool| spool.sent(offset)) {
+            self.room.notify_waiters();
+        }
     }
 
     /// Puts something among its results, in order with what was written to the other streams so far.

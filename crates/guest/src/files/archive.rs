@@ -54,7 +54,7 @@ struct Exactly<'a> {
 /// Sends a directory, or a file, as an archive.
 pub fn pack(path: &FilePath, compression: Compression) -> Result<(), Error> {
     let place = Place::find(path)?;
-    let stat = place.stat().map_err(|errno| failed("look at", &place.path, errno))?;
+    let stat = place.stat().map_err(|errno| failed("inspect", &place.path, errno))?;
     let directory = match kind(&stat) {
         FileKind::Directory => {
             Some(enter(&place.parent, &place.name).map_err(|errno| failed("list", &place.path, errno))?)
@@ -202,7 +202,7 @@ pub fn unpack(path: &FilePath, compression: Compression, sent: Sent) -> Result<A
     let place = Place::find_or_make(path)?;
     match rustix::fs::mkdirat(&place.parent, place.name.as_slice(), Mode::from_raw_mode(0o755)) {
         Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => return Err(failed("make", &place.path, errno)),
+        Err(errno) => return Err(failed("create", &place.path, errno)),
     }
     let root = enter(&place.parent, &place.name).map_err(|errno| failed("open", &place.path, errno))?;
     let fault = Fault::default();
@@ -256,7 +256,7 @@ impl Unpacker {
                     .map_err(fault)?;
                 let count = take(&mut content.take(entry.size), &file, &whole, |_| {})?;
                 if count != entry.size {
-                    return Err(broken("its archive ends in the middle of a file"));
+                    return Err(broken("it ends in the middle of a file"));
                 }
                 rustix::fs::fchmod(&file, Mode::from_raw_mode(entry.meta.mode & 0o777)).map_err(fault)?;
                 let time = Timespec { tv_sec: entry.meta.mtime.into(), tv_nsec: 0 };
@@ -304,8 +304,8 @@ impl Unpacker {
             };
             directory = next.map_err(|errno| match errno {
                 Errno::LOOP | Errno::NOTDIR => conflict(
-                    format!("entry {} lies below something that is no directory", show(entry)),
-                    "Remove what is in its way, or unpack into an empty directory.",
+                    format!("the parent path of entry {} is not a directory", show(entry)),
+                    "Remove the conflicting file, or unpack into an empty directory.",
                 ),
                 errno => failed("unpack", entry, errno),
             })?;

@@ -56,15 +56,19 @@ pub fn read(
     let seen = version(&stat);
     if wanted.is_some_and(|wanted| wanted != seen) {
         return Err(conflict(
-            format!("{} is not the version that was asked for", show(&place.path)),
-            "It was written to since: look at it again and start from its beginning.",
+            format!("{} has changed since the requested version", show(&place.path)),
+            "Get the current version of the file and read the file from the beginning.",
         ));
     }
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let to = to.unwrap_or(size).min(size);
     let from = from.min(to);
     if to - from > READ_BYTES_MAX {
-        return Err(api::limits::exceeded("the number of bytes to read at once", to - from, READ_BYTES_MAX));
+        return Err(api::limits::exceeded(
+            "the number of bytes to read in one request",
+            to - from,
+            READ_BYTES_MAX,
+        ));
     }
     parts::head(&FileAnswer::Content { info: place.describe(&stat), from, to }).map_err(unheard)?;
     let end = match send(&file, from, to, digest) {
@@ -74,8 +78,8 @@ pub fn read(
         }
         Ok(None) => FileEnd::Failed {
             error: conflict(
-                format!("{} became shorter while it was read", show(&place.path)),
-                "Read it again once nothing writes to it.",
+                format!("{} was truncated while it was being read", show(&place.path)),
+                "Read the file again when no process writes to it.",
             ),
         },
         Err(error) => FileEnd::Failed { error: failed_io("read", &place.path, &error) },
@@ -129,20 +133,20 @@ pub fn write_on(
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat(&place.parent, place.name.as_slice(), flags, Mode::from_raw_mode(MODE)) {
             Ok(_) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(failed("make", &place.path, errno)),
+            Err(errno) => return Err(failed("create", &place.path, errno)),
         }
     }
     let (file, _) = place.open(OFlags::RDWR)?;
     alone(&file, &place)?;
-    let stat = rustix::fs::fstat(&file).map_err(fault("look at")).map_err(tell)?;
+    let stat = rustix::fs::fstat(&file).map_err(fault("inspect")).map_err(tell)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     if size < offset {
         return Err(conflict(
             format!("{} has {size} bytes, fewer than the offset {offset}", show(&place.path)),
-            "Look at its size and go on from there.",
+            "Get the size of the file and continue at that offset.",
         ));
     }
-    rustix::fs::ftruncate(&file, offset).map_err(fault("shorten")).map_err(tell)?;
+    rustix::fs::ftruncate(&file, offset).map_err(fault("truncate")).map_err(tell)?;
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(offset)).map_err(fault("write to")).map_err(tell)?;
     changed();
     let mut digest = Digest::new(wanted.digest);
@@ -151,7 +155,7 @@ pub fn write_on(
             digest.update(bytes);
         }
     })?;
-    let stat = rustix::fs::fstat(&file).map_err(fault("look at")).map_err(tell)?;
+    let stat = rustix::fs::fstat(&file).map_err(fault("inspect")).map_err(tell)?;
     let hash = if offset == 0 { digest.finish() } else { hash_of(&file, &place.path, wanted.digest)? };
     verify(&place, wanted, &hash)?;
     Ok(FileAnswer::Whole { info: describe(&place.path, &stat), hash })
@@ -169,8 +173,8 @@ fn alone(file: &OwnedFd, place: &Place) -> Result<(), Error> {
     Err(Error {
         retry: Retry::Safe,
         ..conflict(
-            format!("{} is being written on by another request", show(&place.path)),
-            "Ask again when that one is done, or write to another name.",
+            format!("another request is writing to {}", show(&place.path)),
+            "Retry when that request has finished, or write to another path.",
         )
     })
 }
@@ -196,7 +200,7 @@ pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, E
     let (file, stat) = place.open(OFlags::RDONLY)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     if size > EDIT_BYTES_MAX {
-        return Err(api::limits::exceeded("the size of a file that is edited", size, EDIT_BYTES_MAX));
+        return Err(api::limits::exceeded("the size of a file to edit", size, EDIT_BYTES_MAX));
     }
     let mut before = Vec::new();
     let mut reading = std::fs::File::from(file).take(EDIT_BYTES_MAX);
@@ -205,14 +209,14 @@ pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, E
     match count {
         0 => {
             return Err(conflict(
-                format!("{} does not have the text", show(&place.path)),
-                "Read the file and give the text exactly as it stands there, spaces and line ends included.",
+                format!("{} does not contain the text", show(&place.path)),
+                "Read the file and give the text exactly as in the file, including spaces and line endings.",
             ));
         }
         2.. if !all => {
             return Err(conflict(
-                format!("{} has the text {count} times", show(&place.path)),
-                "Give more of the text around it, so that it stands there once, or ask for all.",
+                format!("{} contains the text {count} times", show(&place.path)),
+                "Include more of the surrounding text so that it occurs once, or request replacing all occurrences.",
             ));
         }
         _ => {}
@@ -222,7 +226,7 @@ pub fn edit(path: &FilePath, old: &[u8], new: &[u8], all: bool) -> Result<u64, E
     // Whoever wrote to it since it was read would lose what they wrote.
     if place.stat().map_or(true, |now| version(&now) != version(&stat)) {
         return Err(conflict(
-            format!("{} was written to meanwhile", show(&place.path)),
+            format!("{} changed during the edit", show(&place.path)),
             "Read the file again and repeat the edit.",
         ));
     }
@@ -236,7 +240,7 @@ impl<'a> Fresh<'a> {
         let name = place.beside()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&place.parent, name.as_slice(), flags, Mode::from_raw_mode(0o600))
-            .map_err(|errno| failed("write beside", &place.path, errno))?;
+            .map_err(|errno| failed("create a temporary file next to", &place.path, errno))?;
         let fresh = Self { place, name, file, placed: false };
         rustix::fs::fchmod(&fresh.file, Mode::from_raw_mode(mode))
             .map_err(|errno| failed("set the permissions of", &place.path, errno))?;
@@ -254,7 +258,7 @@ impl<'a> Fresh<'a> {
         )
         .map_err(|errno| failed("replace", &self.place.path, errno))?;
         self.placed = true;
-        rustix::fs::fstat(&self.file).map_err(|errno| failed("look at", &self.place.path, errno))
+        rustix::fs::fstat(&self.file).map_err(|errno| failed("inspect", &self.place.path, errno))
     }
 }
 
@@ -278,8 +282,8 @@ pub fn take(
     loop {
         let read = sent.read(&mut buffer).map_err(|error| {
             Error::invalid(
-                format!("the bytes for {} broke off after {count}: {error}", show(path)),
-                "Send them again, or go on with `offset` where the file was written on.",
+                format!("the content for {} ended early after {count} bytes: {error}", show(path)),
+                "Send the content again, or resume the write with `offset` at the position where it stopped.",
             )
         })?;
         let bytes = buffer.get(..read).unwrap_or_default();
@@ -300,8 +304,8 @@ fn verify(place: &Place, wanted: &Wanted, hash: &Hash) -> Result<(), Error> {
     let came = hash.digits();
     match &wanted.sha256 {
         Some(wanted) if !wanted.eq_ignore_ascii_case(came) => Err(conflict(
-            format!("the bytes for {} have the SHA-256 {came}, not {wanted}", show(&place.path)),
-            "They were changed on their way, or the digest is of something else: send them again.",
+            format!("the content for {} has the SHA-256 {came}, expected {wanted}", show(&place.path)),
+            "The content was changed in transit, or the digest is wrong. Send the content again.",
         )),
         Some(_) | None => Ok(()),
     }

@@ -16,19 +16,19 @@ pub fn failed(act: &str, path: &[u8], errno: Errno) -> Error {
             ErrorCode::NotFound,
             Layer::UserCode,
             Retry::Useless,
-            "List the directory above it: the name may be spelled otherwise, or not be there yet.",
+            "List the parent directory: the name may be misspelled, or may not exist yet.",
         ),
         Errno::ACCESS | Errno::PERM | Errno::ROFS => (
             ErrorCode::Forbidden,
             Layer::Sandbox,
             Retry::Useless,
-            "The sandbox's user may not do this there; use /workspace, /home/sandbox or /tmp, or change its permissions.",
+            "The sandbox's user cannot access this path that way, or its file system is read-only. Use /workspace, /home/sandbox or /tmp.",
         ),
         Errno::NOSPC | Errno::DQUOT => (
             ErrorCode::LimitExceeded,
             Layer::Policy,
             Retry::Useless,
-            "The sandbox's disk is full: remove files, or create a sandbox with a larger `disk_bytes` or `disk_inodes`.",
+            "The sandbox's disk is full. Remove files, or create a sandbox with a larger `disk_bytes` or `disk_inodes`.",
         ),
         Errno::FBIG => (ErrorCode::LimitExceeded, Layer::Policy, Retry::Useless, "Write a smaller file."),
         Errno::EXIST
@@ -41,25 +41,22 @@ pub fn failed(act: &str, path: &[u8], errno: Errno) -> Error {
             ErrorCode::Conflict,
             Layer::UserCode,
             Retry::Useless,
-            "Look at what is there (`stat`, `list`), then remove it, or choose another path.",
+            "Inspect the path (`stat`, `list`), then remove the existing entry or choose another path.",
         ),
         Errno::NAMETOOLONG | Errno::LOOP | Errno::INVAL | Errno::ILSEQ => (
             ErrorCode::InvalidRequest,
             Layer::UserCode,
             Retry::Useless,
-            "Use a path whose names have at most 255 bytes each, and no symlinks in a circle.",
+            "Use a path with names of at most 255 bytes each and no symlink loops.",
         ),
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN => (
-            ErrorCode::Capacity,
-            Layer::Sandbox,
-            Retry::Safe,
-            "Ask again when less is going on in the sandbox.",
-        ),
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN => {
+            (ErrorCode::Capacity, Layer::Sandbox, Retry::Safe, "Retry when the sandbox is less busy.")
+        }
         _ => (
             ErrorCode::Platform,
             Layer::Sandbox,
             Retry::Unknown,
-            "Ask again; if it lasts, look at the path with a command in the sandbox.",
+            "Retry. If the error persists, inspect the path with a command in the sandbox.",
         ),
     };
     let reason = io::Error::from(errno);

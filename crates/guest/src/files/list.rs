@@ -49,8 +49,8 @@ fn open(place: &Place) -> Result<OwnedFd, Error> {
     rustix::fs::openat(&place.parent, place.name.as_slice(), flags, Mode::empty()).map_err(
         |errno| match errno {
             rustix::io::Errno::NOTDIR => conflict(
-                format!("{} is no directory", show(&place.path)),
-                "Ask what it is (`stat`), or list the directory it is in.",
+                format!("{} is not a directory", show(&place.path)),
+                "Check the type of the path (`stat`), or list its parent directory.",
             ),
             errno => failed("list", &place.path, errno),
         },
@@ -64,9 +64,11 @@ fn has_room(path: &[u8]) -> bool {
 
 fn too_long(path: &[u8]) -> Error {
     let most = (PATH_BYTES_MAX - NAME_BYTES_MAX - 1) as u64;
-    let error =
-        api::limits::exceeded("the length of the path of a directory to list", path.len() as u64, most);
-    Error { fix: "Go into it with a command in the sandbox, or move it to a shorter path.".into(), ..error }
+    let error = api::limits::exceeded("the path length of a directory to list", path.len() as u64, most);
+    Error {
+        fix: "List the directory with a command in the sandbox, or move it to a shorter path.".into(),
+        ..error
+    }
 }
 
 /// The names that lead from a directory to a path below it.
@@ -75,7 +77,9 @@ fn below(directory: &[u8], path: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     let rest = path.strip_prefix(directory).and_then(|rest| rest.strip_prefix(b"/"));
     match rest {
         Some(rest) => Ok(rest.split(|byte| *byte == b'/').map(<[u8]>::to_vec).collect()),
-        None => Err(Error::invalid("the cursor is of another listing", "Use `next` of the page before.")),
+        None => {
+            Err(Error::invalid("the cursor belongs to another listing", "Use `next` of the previous page."))
+        }
     }
 }
 
@@ -133,7 +137,7 @@ impl Page {
                 info
             }
             // It went between being listed and being looked at, or may not be looked at: the others are still listed.
-            Err(errno) => unseen(&path, failed("look at", &path, errno)),
+            Err(errno) => unseen(&path, failed("inspect", &path, errno)),
         };
         let goes_down = info.kind == FileKind::Directory;
         self.items.push(info);

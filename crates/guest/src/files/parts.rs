@@ -26,8 +26,9 @@ pub struct Outlet {
 
 /// Takes the request.
 pub fn ask() -> Result<FileAsk, Error> {
-    let broke_off =
-        |error: io::Error| Error::invalid(format!("the request broke off: {error}"), "Send it again.");
+    let broke_off = |error: io::Error| {
+        Error::invalid(format!("the request ended early: {error}"), "Send the request again.")
+    };
     let part = header().map_err(broke_off)?;
     if part.kind != PartKind::Head || part.length as usize > BODY_BYTES_MAX {
         return Err(broke_off(io::ErrorKind::InvalidData.into()));
@@ -35,7 +36,7 @@ pub fn ask() -> Result<FileAsk, Error> {
     let mut bytes = vec![0; part.length as usize];
     exactly(&mut bytes).map_err(broke_off)?;
     let ask: FileAsk = serde_json::from_slice(&bytes)
-        .map_err(|error| Error::invalid(format!("the request is not one: {error}"), "Mend it."))?;
+        .map_err(|error| Error::invalid(format!("malformed request: {error}"), "Fix the request."))?;
     ask.check()?;
     Ok(ask)
 }

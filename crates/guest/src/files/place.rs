@@ -15,6 +15,8 @@ use super::failure::{failed, show};
 /// Where relative paths begin; this process is there.
 const WORKSPACE: &[u8] = b"/workspace";
 
+/// Prefix of the names of temporary files.
+const TEMPORARY: &str = ".bellglass-";
 /// What opens a directory to walk on from it.
 pub const DIRECTORY: OFlags =
     OFlags::DIRECTORY.union(OFlags::PATH).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -35,7 +37,7 @@ impl Place {
         let (whole, above, name) = split(path);
         let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
         let parent = rustix::fs::openat(CWD, above.as_slice(), flags, Mode::empty())
-            .map_err(|errno| failed("open the directory of", &whole, errno))?;
+            .map_err(|errno| failed("open the parent directory of", &whole, errno))?;
         Ok(Self { parent, name, path: whole })
     }
 
@@ -58,7 +60,7 @@ impl Place {
 
     /// As [`Place::stat`], told in full.
     pub fn info(&self) -> Result<FileInfo, Error> {
-        let stat = self.stat().map_err(|errno| failed("look at", &self.path, errno))?;
+        let stat = self.stat().map_err(|errno| failed("inspect", &self.path, errno))?;
         Ok(self.describe(&stat))
     }
 
@@ -97,7 +99,7 @@ impl Place {
         }
         match self.stat() {
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(failed("look at", &self.path, errno)),
+            Err(errno) => Err(failed("inspect", &self.path, errno)),
             Ok(stat) if kind(&stat) == FileKind::File => Ok(Some(stat.st_mode & 0o777)),
             Ok(stat) => Err(not_regular(&String::from_utf8_lossy(&self.path), kind(&stat))),
         }
@@ -107,9 +109,15 @@ impl Place {
     pub fn beside(&self) -> Result<Vec<u8>, Error> {
         let mut bytes = [0; 8];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-            .map_err(|errno| failed("make a name beside", &self.path, errno))?;
-        Ok(format!(".belljar-{:016x}", u64::from_ne_bytes(bytes)).into_bytes())
+            .map_err(|errno| failed("create a temporary name next to", &self.path, errno))?;
+        Ok(format!("{TEMPORARY}{:016x}", u64::from_ne_bytes(bytes)).into_bytes())
     }
+}
+
+/// Returns true for the temporary names that [`Place::beside`] generates.
+pub fn is_temporary(name: &[u8]) -> bool {
+    name.strip_prefix(TEMPORARY.as_bytes())
+        .is_some_and(|rest| rest.len() == 16 && rest.iter().all(u8::is_ascii_hexdigit))
 }
 
 /// What can be said of a thing without its symlink's target.
@@ -220,7 +228,7 @@ fn split(path: &FilePath) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
 /// The refusal of a tree that is too deep to walk.
 pub fn too_deep(path: &[u8]) -> Error {
     api::limits::exceeded(
-        &format!("the number of directories on the way to {}", show(path)),
+        &format!("the directory depth of {}", show(path)),
         u64::from(files::DEPTH_MAX) + 1,
         files::DEPTH_MAX.into(),
     )

@@ -26,10 +26,10 @@ pub fn make(path: &[u8]) -> Result<u64, Error> {
             Err(Errno::EXIST) => {}
             // What may not be written to may be there all the same.
             Err(_) if is_directory(above) => {}
-            Err(errno) => return Err(failed("make", above, errno)),
+            Err(errno) => return Err(failed("create", above, errno)),
         }
     }
-    if is_directory(path) { Ok(made) } else { Err(failed("make", path, Errno::NOTDIR)) }
+    if is_directory(path) { Ok(made) } else { Err(failed("create", path, Errno::NOTDIR)) }
 }
 
 /// Gives a thing another name, on another file system too.
@@ -53,7 +53,7 @@ pub fn rename(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Erro
 /// Copies a file or a tree. It is there whole, or not at all.
 pub fn copy(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error> {
     let (source, target) = (Place::find(from)?, Place::find_or_make(to)?);
-    let stat = source.stat().map_err(|errno| failed("look at", &source.path, errno))?;
+    let stat = source.stat().map_err(|errno| failed("inspect", &source.path, errno))?;
     let there = target.stat().is_ok();
     if there && !replace {
         return Err(taken(&target));
@@ -67,15 +67,20 @@ pub fn copy(from: &FilePath, to: &FilePath, replace: bool) -> Result<u64, Error>
     }
     if there {
         return Err(conflict(
-            format!("{} is there already, and {} is no file", show(&target.path), show(&source.path)),
-            "Remove it first, or choose another name.",
+            format!(
+                "{} already exists and cannot be replaced, because {} is not a file",
+                show(&target.path),
+                show(&source.path)
+            ),
+            "Remove the existing entry first, or choose another name.",
         ));
     }
     refuse_inside(&source, &target)?;
     let name = target.beside()?;
     let copied = clone(&source.parent, &source.name, &target.parent, &name, (&source.path, 0));
     let placed = copied.and_then(|count| {
-        place(&target.parent, &name, &target, false).map_err(|errno| failed("make", &target.path, errno))?;
+        place(&target.parent, &name, &target, false)
+            .map_err(|errno| failed("create", &target.path, errno))?;
         Ok(count)
     });
     if placed.is_err() {
@@ -94,19 +99,19 @@ pub fn remove(path: &FilePath, all: bool) -> Result<u64, Error> {
     if place.name == b"." {
         return Err(conflict(
             format!("{} cannot be removed", show(&place.path)),
-            "Remove what is in it instead.",
+            "Remove the contents of the directory instead.",
         ));
     }
     let stat = match place.stat() {
         Err(Errno::NOENT) => return Ok(0),
-        stat => stat.map_err(|errno| failed("look at", &place.path, errno))?,
+        stat => stat.map_err(|errno| failed("inspect", &place.path, errno))?,
     };
     if kind(&stat) == FileKind::Directory && !all {
         return match rustix::fs::unlinkat(&place.parent, place.name.as_slice(), AtFlags::REMOVEDIR) {
             Ok(()) => Ok(1),
             Err(Errno::NOTEMPTY) => Err(conflict(
                 format!("{} is not empty", show(&place.path)),
-                "Ask for `all` to remove it with what is in it.",
+                "Set `all` to remove the directory with its contents.",
             )),
             Err(errno) => Err(failed("remove", &place.path, errno)),
         };
@@ -198,8 +203,8 @@ fn refuse_inside(source: &Place, target: &Place) -> Result<(), Error> {
         let stat = rustix::fs::fstat(&above).map_err(fault)?;
         if same(&stat, &source) {
             return Err(conflict(
-                format!("{} is inside the directory that is to be copied", show(&target.path)),
-                "Copy it to a place beside it.",
+                format!("{} is inside the directory that is copied", show(&target.path)),
+                "Copy the directory to a path outside of it.",
             ));
         }
         let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
@@ -249,5 +254,8 @@ fn is_directory(path: &[u8]) -> bool {
 }
 
 fn taken(place: &Place) -> Error {
-    conflict(format!("{} is there already", show(&place.path)), "Ask to replace it, or choose another name.")
+    conflict(
+        format!("{} already exists", show(&place.path)),
+        "Set `replace` to replace the existing entry, or choose another name.",
+    )
 }

@@ -18,7 +18,7 @@ use rustix::stdio::stdout;
 
 use super::failure::failed;
 use super::parts;
-use super::place::{Place, join, kind};
+use super::place::{Place, is_temporary, join, kind};
 use super::worker::unheard;
 
 /// What happened and was not told yet.
@@ -140,6 +140,10 @@ impl Watcher {
             return;
         }
         let Some(directory) = self.watched.get(&watch) else { return };
+        // A write creates a temporary file and renames it. Only the rename is reported, as the creation of its target.
+        if name.is_some_and(is_temporary) {
+            return;
+        }
         let path = name.map_or_else(|| directory.clone(), |name| join(directory, name));
         if what.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
             self.push(Change::Created, &path);

@@ -83,5 +83,5 @@ fn answer(ask: FileAsk) -> Result<Option<FileAnswer>, Error> {
 
 /// The error for an answer that nobody reads any more. Nobody reads it.
 pub fn unheard(_: io::Error) -> Error {
-    Error::invalid("nobody reads the answer", "Ask again.")
+    Error::invalid("the caller has disconnected", "Retry.")
 }

@@ -9,7 +9,7 @@ import os
 import sys
 from importlib.machinery import ModuleSpec
 
-PACKAGE = "belljar_interpreter"
+PACKAGE = "bellglass_interpreter"
 
 
 class Sources:
@@ -52,11 +52,11 @@ def main():
     package = __import__(PACKAGE)
     package.text = text
     if sys.argv[1:2] == ["plain"]:
-        from belljar_interpreter import plain
+        from bellglass_interpreter import plain
 
         plain.main(int(sys.argv[2]), int(sys.argv[3]))
     else:
-        from belljar_interpreter import parent
+        from bellglass_interpreter import parent
 
         parent.main()
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from belljar_interpreter import charts
+from bellglass_interpreter import charts
 
 CLOSE = 1e-6
 NOTCHED = 11

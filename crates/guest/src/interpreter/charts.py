@@ -41,7 +41,7 @@ def suptitle(figure):
 
 def chart(axes):
     """One pair of axes. What is drawn decides which chart it is."""
-    from belljar_interpreter import boxes
+    from bellglass_interpreter import boxes
 
     if axes.name != "rectilinear":
         return unknown(axes)

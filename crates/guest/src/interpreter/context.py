@@ -6,7 +6,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from belljar_interpreter import (
+from bellglass_interpreter import (
     ending,
     errors,
     figures,
@@ -19,7 +19,7 @@ from belljar_interpreter import (
     variables,
     warm,
 )
-from belljar_interpreter.channel import flush
+from bellglass_interpreter.channel import flush
 
 INTERRUPTED = 130
 
@@ -78,7 +78,7 @@ def main(channel, plain=False):
     """Serves cells until the guest has no more. Does not return."""
     shell = results.shell()
     if shell is None:
-        channel.tell({"refused": {"errno": 2, "message": "contexts need IPython, which cannot be imported here"}})
+        channel.tell({"refused": {"errno": 2, "message": "contexts require IPython, which cannot be imported"}})
         os._exit(127)
     if not plain:
         shadow.replace_if_needed("context", channel, [])
@@ -184,7 +184,7 @@ class Context:
             return code
 
     def hidden(self):
-        module = importlib.import_module("belljar_interpreter.shell")
+        module = importlib.import_module("bellglass_interpreter.shell")
         return module.HIDDEN
 
 

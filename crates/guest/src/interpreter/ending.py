@@ -9,8 +9,8 @@ import sys
 import threading
 from contextlib import suppress
 
-from belljar_interpreter.channel import flush
-from belljar_interpreter.identity import libc
+from bellglass_interpreter.channel import flush
+from bellglass_interpreter.identity import libc
 
 
 def finish(status):

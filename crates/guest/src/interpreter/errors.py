@@ -6,7 +6,7 @@ import sys
 import traceback
 from contextlib import suppress
 
-OURS = "<belljar_interpreter"
+OURS = "<bellglass_interpreter"
 MOST_FRAMES = 50
 LONGEST_MESSAGE = 20_000
 LONGEST_TEXT = 100_000

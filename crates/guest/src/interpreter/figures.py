@@ -26,7 +26,7 @@ def bundle(figure):
     """The next figure as data by MIME type with its name and chart; None where it is no figure or cannot be drawn."""
     if not is_figure(figure):
         return None
-    from belljar_interpreter import charts, results
+    from bellglass_interpreter import charts, results
 
     file = io.BytesIO()
     try:
@@ -56,7 +56,7 @@ def show_open():
 
 
 def show(manager):
-    from belljar_interpreter import results
+    from bellglass_interpreter import results
 
     figure = manager.canvas.figure
     if id(figure) not in shown["figures"] or figure.stale:

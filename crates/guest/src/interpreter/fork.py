@@ -10,8 +10,8 @@ import tempfile
 import time
 import types
 
-from belljar_interpreter import identity, threads
-from belljar_interpreter.channel import Channel
+from bellglass_interpreter import identity, threads
+from bellglass_interpreter.channel import Channel
 
 CHANNEL_FROM = 500
 """Descriptors below belong to user code, which likes to count on the lowest being free."""
@@ -59,14 +59,14 @@ def fork_by_default():
     context._default_context._default_context = context._concrete_contexts["fork"]
 
 
-def begin(request, descriptors, own, bounding):
+def begin(request, descriptors, own):
     """Becomes the user and runs what the guest asks for. Does not return."""
     for descriptor in own:
         os.close(descriptor)
     channel = Channel(place(descriptors))
     try:
         identity.default_signals()
-        identity.become_user(request["uid"], request["group"], bounding)
+        identity.become_user(request["uid"], request["group"])
     except OSError as error:
         refuse(channel, error.errno, f"cannot become user {request['uid']}: {error.strerror}")
     try:
@@ -75,11 +75,11 @@ def begin(request, descriptors, own, bounding):
         refuse(channel, error.errno, f"cannot enter {request['cwd']}: {error.strerror}")
     make_new(request["env"])
     if request["kind"] == "context":
-        from belljar_interpreter import context
+        from bellglass_interpreter import context
 
         context.main(channel)
     else:
-        from belljar_interpreter import run
+        from bellglass_interpreter import run
 
         run.main(channel)
 

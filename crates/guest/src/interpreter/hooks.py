@@ -5,7 +5,7 @@ import os
 import sys
 from contextlib import suppress
 
-from belljar_interpreter import figures, threads
+from bellglass_interpreter import figures, threads
 
 
 def matplotlib(module):

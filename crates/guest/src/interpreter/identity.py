@@ -1,17 +1,19 @@
-"""Who a process is: how the parent gets rid of root, and how a fork becomes the user.
+"""Who a process is: what the parent makes sure of, and how a fork becomes the user.
 
-The parent keeps three capabilities, which are what it needs to make a user out of a fork. A fork drops them, for good,
-before a line of user code exists.
+The parent keeps two capabilities, which are what it needs to make a user out of a fork. A fork drops them, for good,
+before a line of user code exists. The guest starts the parent as its own user, with no other capability and an empty
+bounding set. Where the kernel cannot do that (gVisor), the parent is user 0 of a user namespace of its own, which is
+the same user outside, and empties the bounding set itself.
 """
 
 import _signal
 import ctypes
 import os
 
-SETGID, SETUID, SETPCAP = 6, 7, 8
-PARENT_CAPABILITIES = 1 << SETGID | 1 << SETUID | 1 << SETPCAP
+SETGID, SETUID = 6, 7
+PARENT_CAPABILITIES = 1 << SETGID | 1 << SETUID
 
-PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_CAPBSET_READ, PR_CAPBSET_DROP = 4, 8, 23, 24
+PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP = 4, 23, 24
 CAPABILITY_VERSION_3 = 0x20080522
 HIGHEST_CAPABILITY = 63
 
@@ -44,34 +46,28 @@ def verify(uid, capabilities, names):
     ):
         wrong.append(b"Uid")
     if wrong:
-        raise OSError(1, f"identity is not what it must be: {b', '.join(wrong).decode()}")
+        raise OSError(1, f"unexpected process identity: {b', '.join(wrong).decode()}")
 
 
-def bounding_set():
-    """The capabilities of the bounding set. Asked once by the parent, so that a fork drops only what is there."""
-    return [number for number in range(HIGHEST_CAPABILITY + 1) if libc.prctl(PR_CAPBSET_READ, number, 0, 0, 0) == 1]
-
-
-def become_parent(uid, group):
-    """From root of the sandbox to the parent's own user. Nobody may look into it or trace it from the first step on."""
+def become_parent(uid):
+    """Makes sure that this is the parent's own user. Nobody may look into it or trace it from the first step on."""
     prctl(PR_SET_DUMPABLE, 0, "dumpable")
-    prctl(PR_SET_KEEPCAPS, 1, "keep capabilities")
-    os.setgroups([group])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
+    for number in range(HIGHEST_CAPABILITY + 1):
+        if libc.prctl(PR_CAPBSET_READ, number, 0, 0, 0) == 1:
+            prctl(PR_CAPBSET_DROP, number, "bounding set")
+    # What a program would inherit goes with this, and ambient capabilities with that.
     kept = (ctypes.c_uint32 * 6)(PARENT_CAPABILITIES, PARENT_CAPABILITIES)
     checked(libc.capset(header, kept), "capset")
     prctl(PR_SET_DUMPABLE, 0, "dumpable")
     verify(uid, PARENT_CAPABILITIES, [b"CapEff", b"CapPrm"])
+    verify(uid, 0, [b"CapBnd", b"CapInh"])
 
 
-def become_user(uid, group, bounding):
+def become_user(uid, group):
     """From a fork of the parent to the user, with nothing left that could lead back."""
     os.setsid()
     os.setgroups([group])
     os.setresgid(uid, uid, uid)
-    for number in bounding:
-        prctl(PR_CAPBSET_DROP, number, "bounding set")
     os.setresuid(uid, uid, uid)
     checked(libc.capset(header, NONE), "capset")
     verify(uid, 0, [b"CapEff", b"CapPrm", b"CapInh", b"CapBnd"])

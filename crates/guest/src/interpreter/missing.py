@@ -5,7 +5,7 @@ import importlib
 import importlib.machinery
 import sys
 
-from belljar_interpreter import packages
+from bellglass_interpreter import packages
 
 PACKAGES = {
     "attr": "attrs",
@@ -81,7 +81,7 @@ class Finder:
         try:
             packages.install([package], self.limit_ms)
         except packages.InstallationError as error:
-            self.tried[name] = f"the package {package} was tried and could not be installed: {error}"
+            self.tried[name] = f"the package {package} could not be installed: {error}"
             result = {"kind": "not_installed", "module": name, "package": package, "why": str(error)}
             self.channel.result(result)
             return None
@@ -111,7 +111,7 @@ def asked_by_user():
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(("<frozen importlib", "<belljar_interpreter")):
+        if not file.startswith(("<frozen importlib", "<bellglass_interpreter")):
             return frame.f_globals.get("__name__") == "__main__"
         frame = frame.f_back
     return False

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 
-from belljar_interpreter import errors, fork
-from belljar_interpreter.channel import flush
+from bellglass_interpreter import errors, fork
+from bellglass_interpreter.channel import flush
 
 WORKSPACE = "/workspace"
 FILE = "requirements.txt"
@@ -46,13 +46,13 @@ def refused(entry):
     """Why an entry is not a plain name of a package with versions, or None."""
     text = entry.strip()
     if text.startswith("-") or re.search(r"\s-", text):
-        return "options of the installer are not allowed"
+        return "installer options are not allowed"
     if "://" in text or " @ " in text:
-        return "addresses are not allowed"
+        return "URLs are not allowed"
     if text.startswith(".") or "/" in text or "\\" in text or text.lower().endswith(ARCHIVES):
         return "paths are not allowed"
     if "\n" in entry or "\r" in entry or "$" in entry:
-        return "one package in each entry"
+        return "each entry must name one package"
     return None
 
 
@@ -66,7 +66,7 @@ def show(text):
             return
         except OSError as error:
             failure = error
-    raise InstallationError(f"{path} cannot be written: {failure.strerror}")
+    raise InstallationError(f"cannot write {path}: {failure.strerror}")
 
 
 def install_listed(text, limit_ms):
@@ -118,7 +118,7 @@ def install(arguments, limit_ms, descriptors=()):
             pass_fds=descriptors,
         )
     except OSError as error:
-        raise InstallationError(f"the installer cannot be started: {error}") from None
+        raise InstallationError(f"cannot start the installer: {error}") from None
     try:
         output, complaints = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:

@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 
-from belljar_interpreter.identity import libc
+from bellglass_interpreter.identity import libc
 
 HUGE = 2 << 20
 MADV_COLLAPSE = 25

@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 
-from belljar_interpreter import identity
+from bellglass_interpreter import identity
 
 CONTROL = 3
 RECEIVED_AT_ONCE = 1 << 16
@@ -18,16 +18,15 @@ QUIET = 0.1
 def main():
     """Everything in the order that keeps it safe: who it is first, then what it imports, then requests."""
     try:
-        uid = int(os.environ["BELLJAR_UID"])
-        group = int(os.environ["BELLJAR_GROUP"])
-        imports = [name for name in os.environ.get("BELLJAR_IMPORTS", "").split(",") if name]
-        identity.become_parent(uid, group)
+        uid = int(os.environ["BELLGLASS_UID"])
+        imports = [name for name in os.environ.get("BELLGLASS_IMPORTS", "").split(",") if name]
+        identity.become_parent(uid)
     except (OSError, KeyError, ValueError) as error:
-        print(f"the interpreter cannot begin: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(f"the interpreter cannot start: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(3)
-    for name in [name for name in os.environ if name.startswith("BELLJAR_")]:
+    for name in [name for name in os.environ if name.startswith("BELLGLASS_")]:
         del os.environ[name]
-    from belljar_interpreter import warm
+    from bellglass_interpreter import warm
 
     ready = warm.up(imports)
     Parent(socket.socket(fileno=CONTROL), ready).serve()
@@ -37,12 +36,11 @@ class Parent:
     """Answers requests for forks and tells which of them have ended. One thread, two descriptors."""
 
     def __init__(self, control, ready):
-        from belljar_interpreter import channel, fork, pages
+        from bellglass_interpreter import channel, fork, pages
 
         self.pack, self.unpack, self.begin, self.collapse = channel.pack, channel.unpack, fork.begin, pages.collapse
         self.control = control
         self.control.setblocking(True)
-        self.bounding = identity.bounding_set()
         self.buffer = bytearray()
         self.received = []
         self.woken, waker = os.pipe()
@@ -107,7 +105,7 @@ class Parent:
         descriptors, self.received = self.received[:DESCRIPTORS], self.received[DESCRIPTORS:]
         try:
             if len(descriptors) != DESCRIPTORS:
-                raise OSError(22, f"{DESCRIPTORS} descriptors are needed, {len(descriptors)} came")
+                raise OSError(22, f"expected {DESCRIPTORS} descriptors, received {len(descriptors)}")
             pid = os.fork()
         except OSError as error:
             answer = {"run": request["run"], "errno": error.errno or 0, "message": error.strerror or str(error)}
@@ -122,7 +120,7 @@ class Parent:
     def descend(self, request, descriptors):
         """The fork's first steps. Whatever goes wrong here, it never comes back into the parent's loop."""
         try:
-            self.begin(request, descriptors, self.own, self.bounding)
+            self.begin(request, descriptors, self.own)
         except BaseException:  # noqa: BLE001
             import traceback
 

@@ -6,8 +6,8 @@ import json
 import os
 import sys
 
-from belljar_interpreter import fork, hooks
-from belljar_interpreter.channel import Channel
+from bellglass_interpreter import fork, hooks
+from bellglass_interpreter.channel import Channel
 
 
 def main(channel_descriptor, order_descriptor):
@@ -24,11 +24,11 @@ def main(channel_descriptor, order_descriptor):
     make_shell()
     channel = Channel(channel_descriptor, order["records"])
     if order["kind"] == "context":
-        from belljar_interpreter import context
+        from bellglass_interpreter import context
 
         context.main(channel, plain=True)
     else:
-        from belljar_interpreter import run
+        from bellglass_interpreter import run
 
         run.main(channel, plain=True)
     os._exit(1)
@@ -39,8 +39,8 @@ def make_shell():
     if importlib.util.find_spec("IPython") is None:
         return
     try:
-        from belljar_interpreter import shell
+        from bellglass_interpreter import shell
 
         shell.create()
     except Exception as error:  # noqa: BLE001
-        print(f"warning: IPython cannot be used: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"warning: IPython is not usable: {type(error).__name__}: {error}", file=sys.stderr)

@@ -3,7 +3,7 @@
 import base64
 import sys
 
-from belljar_interpreter import figures
+from bellglass_interpreter import figures
 
 conversation = None
 """The channel of this process, once it has one."""
@@ -45,7 +45,7 @@ def clear(wait=False):
 
 def shell():
     """IPython's shell of this process, where there is one."""
-    module = sys.modules.get("belljar_interpreter.shell")
+    module = sys.modules.get("bellglass_interpreter.shell")
     return module.current() if module else None
 
 

@@ -11,7 +11,7 @@ import sys
 import types
 from contextlib import suppress
 
-from belljar_interpreter import (
+from bellglass_interpreter import (
     ending,
     errors,
     figures,

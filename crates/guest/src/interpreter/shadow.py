@@ -8,8 +8,8 @@ import json
 import os
 import sys
 
-import belljar_interpreter
-from belljar_interpreter import fork, identity, warm
+import bellglass_interpreter
+from bellglass_interpreter import fork, identity, warm
 
 SUFFIXES = tuple(importlib.machinery.all_suffixes())
 
@@ -48,7 +48,7 @@ def replace_if_needed(kind, channel, records):
         return
     identity.hold_interrupts()
     channel.result({"kind": "plain", "shadowed": names})
-    sources = memory("interpreter", belljar_interpreter.text.encode("utf-8"))
+    sources = memory("interpreter", bellglass_interpreter.text.encode("utf-8"))
     order = memory("order", json.dumps({"kind": kind, "records": [*records, *channel.kept]}).encode("ascii"))
     os.set_inheritable(channel.descriptor, True)
     arguments = [sys.executable, "-B", f"/proc/self/fd/{sources}", "plain", str(channel.descriptor), str(order)]

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 
-from belljar_interpreter import errors, figures, packages, results
-from belljar_interpreter.channel import flush
+from bellglass_interpreter import errors, figures, packages, results
+from bellglass_interpreter.channel import flush
 from IPython.core import interactiveshell, page
 from IPython.core.autocall import ExitAutocall
 from IPython.core.compilerop import CachingCompiler
@@ -174,7 +174,7 @@ class Shell(InteractiveShell):
 
 
 def packages_note(error):
-    missing = sys.modules.get("belljar_interpreter.missing")
+    missing = sys.modules.get("bellglass_interpreter.missing")
     if missing is not None:
         missing.explain(error)
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from belljar_interpreter import fork, hooks, threads
+from bellglass_interpreter import fork, hooks, threads
 
 FONT_LISTS = "/var/cache/matplotlib/fontlist-*.json"
 TEMPORARY = ("/run", "/var/tmp", "/tmp", "/dev/shm")
@@ -58,7 +58,7 @@ def import_one(name):
     """Imports a module. Says why it could not, or nothing."""
     try:
         if name == "IPython":
-            from belljar_interpreter import shell
+            from bellglass_interpreter import shell
 
             shell.create()
         else:
@@ -71,7 +71,7 @@ def import_one(name):
 def prepare():
     """Loads what forks use of ours, and of the standard library, so that it is shared and not loaded each time."""
     for name in ("run", "context", "packages", "missing", "shadow", "boxes", "charts", "ending"):
-        importlib.import_module(f"belljar_interpreter.{name}")
+        importlib.import_module(f"bellglass_interpreter.{name}")
     fork.prepare()
     threads.find()
     threads.set_ahead()
@@ -103,6 +103,6 @@ def thread_count():
 def foreign_modules():
     """Top-level names of loaded modules that are not Python's. Files with an underscore belong to another module."""
     for name in {name.partition(".")[0] for name in list(sys.modules)}:
-        known = name in sys.stdlib_module_names or name in ("__main__", "belljar_interpreter")
+        known = name in sys.stdlib_module_names or name in ("__main__", "bellglass_interpreter")
         if not known and (not name.startswith("_") or hasattr(sys.modules[name], "__path__")):
             yield name

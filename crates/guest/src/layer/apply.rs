@@ -68,7 +68,7 @@ impl Unpacker {
     fn one(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), Error> {
         self.entries += 1;
         if self.entries > ENTRIES_MAX {
-            let message = format!("entry {:?} is one more than a layer may have", show(&entry.name));
+            let message = format!("the layer has too many entries, starting at {:?}", show(&entry.name));
             return Err(over(message, ENTRIES_MAX));
         }
         self.skipped.attributes += entry.attributes;
@@ -90,7 +90,7 @@ impl Unpacker {
 
     fn root(&mut self, entry: &Entry) -> Result<(), Error> {
         if entry.kind != Kind::Directory {
-            return Err(refused(b"/", "is the root and no directory"));
+            return Err(refused(b"/", "is the root but not a directory"));
         }
         let meta = self.stripped(entry.meta, DIRECTORY_MODE);
         self.tree.root(meta)
@@ -137,7 +137,7 @@ impl Unpacker {
     }
 
     fn link(&self, place: &Place, source: &Name) -> Result<(), Error> {
-        let lost = || refused(&place.path.join(&b'/'), "is a hard link to something that is not there");
+        let lost = || refused(&place.path.join(&b'/'), "is a hard link to a missing file");
         let (parents, last) = source.split().ok_or_else(lost)?;
         match self.tree.merged().canonical(parents)? {
             Canonical::Closed => Err(lost()),

@@ -122,7 +122,10 @@ impl Ahead {
                 // Comments of the tool that made the archive are fine, orders for all entries that follow are not.
                 let records = Records::parse(&description(raw, size, &label)?)?;
                 if records != Records::default() {
-                    return Err(refused(&label, "describes all entries after it, which is not supported"));
+                    return Err(refused(
+                        &label,
+                        "is a global header for all later entries, which is not supported",
+                    ));
                 }
             }
             _ => return self.finish(&header, size).map(Some),
@@ -134,7 +137,7 @@ impl Ahead {
     pub fn end(&self) -> Result<(), Error> {
         match self {
             Self { name: None, target: None, records: None, any_owner: _ } => Ok(()),
-            _ => Err(broken("its archive ends before the entry that was described last")),
+            _ => Err(broken("it ends with headers that describe a missing entry")),
         }
     }
 
@@ -154,12 +157,12 @@ impl Ahead {
         let name = Name::parse(&spelled)?;
         let kind = kind(header, &spelled, target)?;
         if size != 0 && kind != Kind::File {
-            return Err(refused(&spelled, "has a content, which its type does not allow"));
+            return Err(refused(&spelled, "has content, which its type does not allow"));
         }
         let id = |record: Option<u64>, field: std::io::Result<u64>| match record.map_or(field, Ok) {
             Ok(id) if id <= ID_MAX || any_owner => Ok(u32::try_from(id).unwrap_or_default()),
             Ok(id) => Err(over(
-                format!("entry {name:?} belongs to user or group {id}", name = show(&spelled)),
+                format!("entry {name:?} has the user or group id {id}", name = show(&spelled)),
                 ID_MAX,
             )),
             Err(_) if any_owner => Ok(0),
@@ -196,7 +199,7 @@ impl Records {
     }
 
     fn heed(&mut self, key: &[u8], value: &[u8]) -> Result<(), Error> {
-        let number = || decimal(value).ok_or_else(|| broken("a PAX record is not the number it should be"));
+        let number = || decimal(value).ok_or_else(|| broken("a PAX record is not a number"));
         match key {
             b"path" => once(&mut self.path, value.to_vec(), value),
             b"linkpath" => once(&mut self.linkpath, value.to_vec(), value),
@@ -224,7 +227,7 @@ fn kind(header: &Header, spelled: &[u8], target: Option<Vec<u8>>) -> Result<Kind
         SYMLINK => {
             let target = target()?;
             if target.len() >= PATH_BYTES_MAX || target.contains(&0) {
-                return Err(refused(spelled, "links to what cannot be a path"));
+                return Err(refused(spelled, "links to an invalid path"));
             }
             Ok(Kind::Symlink(target))
         }
@@ -232,7 +235,7 @@ fn kind(header: &Header, spelled: &[u8], target: Option<Vec<u8>>) -> Result<Kind
         CHARACTER_DEVICE | BLOCK_DEVICE => Ok(Kind::Device),
         FIFO => Ok(Kind::Fifo),
         GNU_SPARSE => Err(refused(spelled, "is sparse, which is not supported")),
-        _ => Err(refused(spelled, "is of a type that is not known")),
+        _ => Err(refused(spelled, "has an unknown type")),
     }
 }
 
@@ -242,12 +245,12 @@ fn check_header(header: &Header, label: &[u8]) -> Result<(), Error> {
     let bytes = header.as_bytes();
     let magic = bytes.get(257..262) == Some(&b"ustar"[..]);
     if magic && header.as_ustar().is_none() && header.as_gnu().is_none() {
-        return Err(refused(label, "is of a version of the archive format that is not known"));
+        return Err(refused(label, "has an unknown archive format version"));
     }
     // The base-256 form has twelve bytes and `tar` reads the last eight.
     let [first, second, third, fourth, ..] = fields.size;
     if first & 0x80 != 0 && (first != 0x80 || [second, third, fourth] != [0; 3]) {
-        return Err(refused(label, "has a size that is no size"));
+        return Err(refused(label, "has an invalid size"));
     }
     Ok(())
 }
@@ -263,7 +266,7 @@ fn description<R: Read>(raw: &mut tar::Entry<'_, R>, size: u64, label: &[u8]) ->
     let mut bytes = Vec::new();
     raw.take(size).read_to_end(&mut bytes).map_err(broken)?;
     if bytes.len() as u64 != size {
-        return Err(broken("its archive ends in the middle of a header"));
+        return Err(broken("it ends in the middle of a header"));
     }
     Ok(bytes)
 }

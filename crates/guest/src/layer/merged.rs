@@ -59,14 +59,14 @@ impl Merged {
     /// Puts layers on each other.
     pub fn new(layers: Vec<OwnedFd>) -> Result<Self, Error> {
         if layers.is_empty() {
-            return Err(broken("there is no directory to unpack it in"));
+            return Err(broken("the target directory is missing"));
         }
         Ok(Self { layers })
     }
 
     /// The root of the layer that is being made.
     pub fn target(&self) -> Result<&OwnedFd, Error> {
-        self.layers.last().ok_or_else(|| broken("there is no directory to unpack it in"))
+        self.layers.last().ok_or_else(|| broken("the target directory is missing"))
     }
 
     /// The roots of the layers below, the highest first.
@@ -91,7 +91,7 @@ impl Merged {
 
     fn look_from(&self, first: usize, path: &[Part]) -> Result<Option<(usize, Thing)>, Error> {
         for (level, root) in self.layers.iter().rev().enumerate().skip(first) {
-            match say(root, path).map_err(|errno| failed("look at", &path.join(&b'/'), errno))? {
+            match say(root, path).map_err(|errno| failed("inspect", &path.join(&b'/'), errno))? {
                 Said::Here(thing) => return Ok(Some((level, thing))),
                 Said::Hidden => return Ok(None),
                 Said::Ask => {}
@@ -113,7 +113,7 @@ impl Merged {
             path.push(part);
             // A name is bounded; the symlinks on its way must not be a way round that.
             if path.len() >= DEPTH_MAX {
-                let message = format!("entry {:?} leads too many directories deep", show(parts));
+                let message = format!("the path of entry {:?} is nested too deeply", show(parts));
                 return Err(over(message, DEPTH_MAX));
             }
             if name::is_closed(&path) {
@@ -124,7 +124,7 @@ impl Merged {
                 Some((_, Thing::Symlink(_, text))) => {
                     links += 1;
                     if links > LINKS_MAX {
-                        return Err(refused(&parts.join(&b'/'), "goes through too many symlinks"));
+                        return Err(refused(&parts.join(&b'/'), "has too many symlinks in its path"));
                     }
                     let (absolute, parts) = name::target(&text);
                     path.pop();
@@ -134,7 +134,7 @@ impl Merged {
                     ahead.extend(parts.into_iter().rev());
                 }
                 Some((_, Thing::File(_) | Thing::Other)) => {
-                    return Err(refused(&parts.join(&b'/'), "goes through something that is no directory"));
+                    return Err(refused(&parts.join(&b'/'), "has a path component that is not a directory"));
                 }
             }
         }
@@ -144,8 +144,8 @@ impl Merged {
     /// Opens a regular file of one layer.
     pub fn open(&self, level: usize, path: &[Part]) -> Result<OwnedFd, Error> {
         let shown = path.join(&b'/');
-        let root = self.layers.iter().rev().nth(level).ok_or_else(|| broken("there is no such layer"))?;
-        let (last, parents) = path.split_last().ok_or_else(|| refused(&shown, "is no file"))?;
+        let root = self.layers.iter().rev().nth(level).ok_or_else(|| broken("the layer does not exist"))?;
+        let (last, parents) = path.split_last().ok_or_else(|| refused(&shown, "is not a file"))?;
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let opened = descend(root, parents).and_then(|directory| {
             rustix::fs::openat(directory.as_ref().unwrap_or(root), last, flags, Mode::empty())

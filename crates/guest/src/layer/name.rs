@@ -19,9 +19,9 @@ pub const HIDES_ALL: &[u8] = b".wh..wh..opq";
 /// Directories that the sandbox mounts something on, so that no image may have anything else there. Of those in
 /// [`CLOSED`] an image has nothing to say at all.
 pub const RESERVED: [&str; 8] =
-    ["proc", "sys", "dev", "tmp", "workspace", "home", "home/sandbox", ".belljar"];
+    ["proc", "sys", "dev", "tmp", "workspace", "home", "home/sandbox", ".bellglass"];
 /// Directories in which an image may have nothing.
-const CLOSED: [&str; 4] = ["proc", "sys", "dev", ".belljar"];
+const CLOSED: [&str; 4] = ["proc", "sys", "dev", ".bellglass"];
 
 /// One component of a path.
 pub type Part = Vec<u8>;
@@ -50,7 +50,7 @@ impl Name {
     /// Reads a name as archives spell it. A leading slash means the layer's root, as it does for everybody.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         if bytes.len() > PATH_BYTES_MAX {
-            let message = format!("the name of entry {:?} has {} bytes", start(bytes), bytes.len());
+            let message = format!("the name of entry {:?} is {} bytes long", start(bytes), bytes.len());
             return Err(over(message, PATH_BYTES_MAX));
         }
         if bytes.contains(&0) {
@@ -93,7 +93,7 @@ pub fn meaning(last: &[u8]) -> Result<Meaning, Error> {
         None => Ok(Meaning::Thing),
         Some(_) if last == HIDES_ALL => Ok(Meaning::HidesAll),
         Some(rest) if rest.starts_with(HIDES) => Ok(Meaning::Note),
-        Some(b"" | b"." | b"..") => Err(refused(last, "hides nothing that has a name")),
+        Some(b"" | b"." | b"..") => Err(refused(last, "is a whiteout without a valid name")),
         Some(rest) => Ok(Meaning::Hides(rest.to_vec())),
     }
 }
@@ -169,7 +169,7 @@ mod tests {
     fn the_sandbox_keeps_its_own_paths() {
         let path = |text: &str| Name::parse(text.as_bytes()).unwrap().parts;
         assert!(
-            is_closed(&path("proc/1")) && is_closed(&path(".belljar/guest")) && !is_closed(&path("proc"))
+            is_closed(&path("proc/1")) && is_closed(&path(".bellglass/guest")) && !is_closed(&path("proc"))
         );
         assert!(
             is_reserved(&path("proc")) && is_reserved(&path("home/sandbox")) && !is_reserved(&path("home/x"))

@@ -61,7 +61,7 @@ pub fn pack(root: &OwnedFd, pieces: &mpsc::Sender<Packed>) {
 impl<W: Write> Packer<W> {
     fn inside(&mut self, directory: &OwnedFd, path: &[Vec<u8>]) -> io::Result<()> {
         if path.len() > DEPTH_MAX {
-            return Err(io::Error::other("its directories are too deep"));
+            return Err(io::Error::other("the directories of the layer are nested too deeply"));
         }
         if !path.is_empty() && is_opaque(directory) {
             self.mark(path, HIDES_ALL)?;

@@ -12,15 +12,15 @@ const SHOWN_BYTES: usize = 256;
 pub fn refused(name: &[u8], why: impl Display) -> Error {
     Error::invalid(
         format!("entry {:?} of the archive {}", shown(name), tame(&why)),
-        "Make the archive or the image again without this entry, or with another tool.",
+        "Recreate the archive or image without this entry, or with another tool.",
     )
 }
 
 /// Something that is no layer at all.
 pub fn broken(why: impl Display) -> Error {
     Error::invalid(
-        format!("the archive cannot be read: {}", tame(&why)),
-        "Make the archive, or export the image, again; if that does not help, use another tool.",
+        format!("cannot read the archive: {}", tame(&why)),
+        "Recreate the archive or export the image again. If the error persists, use another tool.",
     )
 }
 
@@ -32,7 +32,7 @@ pub fn over(what: impl Display, most: impl Display) -> Error {
         layer: Layer::Policy,
         ran: Ran::No,
         retry: Retry::Useless,
-        fix: "Make the image smaller.".into(),
+        fix: "Reduce the size of the image.".into(),
     }
 }
 
@@ -41,7 +41,7 @@ pub fn failed(act: &str, name: &[u8], errno: Errno) -> Error {
     let mut error = platform(&format!("{act} {:?}", shown(name)), &errno);
     if matches!(errno, Errno::NOSPC | Errno::DQUOT) {
         error.code = ErrorCode::Capacity;
-        error.fix = "Free space where Belljar keeps its data, then ask again.".into();
+        error.fix = "Free disk space in the data directory of Bellglass, then retry.".into();
     }
     error
 }
@@ -51,14 +51,14 @@ pub fn no_marks(name: &[u8]) -> Error {
     Error {
         code: ErrorCode::Unsupported,
         message: format!(
-            "the layer hides {:?} of a lower one, and this runtime makes no such marks",
+            "the layer hides {:?} of a lower layer, and this runtime cannot create whiteouts",
             shown(name)
         ),
         layer: Layer::Platform,
         ran: Ran::No,
         retry: Retry::Useless,
         fix:
-            "Import the image with a runtime of the container tier, such as runc; it runs in every tier then."
+            "Import the image with a runtime of the container tier, such as runc. The template can then be used in every tier."
                 .into(),
     }
 }
@@ -71,7 +71,7 @@ pub fn platform(act: &str, cause: &dyn Display) -> Error {
         layer: Layer::Platform,
         ran: Ran::No,
         retry: Retry::Unknown,
-        fix: "Look at the disk where Belljar keeps its data, then ask again.".into(),
+        fix: "Check the disk that contains the data directory of Bellglass, then retry.".into(),
     }
 }
 

@@ -106,7 +106,7 @@ impl Read for Arriving {
             match self.pieces.blocking_recv() {
                 Some(Piece::Bytes(bytes)) => self.now = bytes,
                 Some(Piece::End) => self.ended = true,
-                None => return Err(self.fault.raise(broken("its bytes broke off"))),
+                None => return Err(self.fault.raise(broken("it ended early"))),
             }
         }
         let count = self.now.len().min(buffer.len());
@@ -137,7 +137,7 @@ impl<R: Read> Source<R> {
             match self.read(&mut rest) {
                 Ok(0) => break,
                 Ok(count) if rest.iter().take(count).all(|byte| *byte == 0) => {}
-                Ok(_) => return Err(broken("there are bytes after the end of its archive")),
+                Ok(_) => return Err(broken("data follows the end of the archive")),
                 Err(error) => return Err(broken(error)),
             }
         }
@@ -149,11 +149,11 @@ impl<R: Read> Source<R> {
         self.hasher.update(bytes);
         self.given += bytes.len() as u64;
         if self.given > LAYER_BYTES_MAX {
-            return Err(over("the archive is larger than it may be", format!("{LAYER_BYTES_MAX} bytes")));
+            return Err(over("the archive is too large", format!("{LAYER_BYTES_MAX} bytes")));
         }
         if self.given > RATIO_AFTER_BYTES && self.given / self.taken.get().max(1) > RATIO_MAX {
             let message = format!(
-                "{} bytes of the archive became {}, a ratio above what is allowed",
+                "{} bytes of the archive expanded to {} bytes, which exceeds the allowed compression ratio",
                 self.taken.get(),
                 self.given
             );
@@ -213,7 +213,7 @@ impl<R: Read> Frames<R> {
                     }
                 }
                 Err(FrameDecoderError::WindowSizeTooBig { requested, .. }) => {
-                    let message = format!("a Zstandard window of the archive has {requested} bytes");
+                    let message = format!("a Zstandard window of the archive is {requested} bytes");
                     return Err(self.fault.raise(over(message, WINDOW_BYTES_MAX)));
                 }
                 Err(error) => return Err(io::Error::other(error.to_string())),

@@ -14,8 +14,8 @@ use super::tree::{Place, Tree};
 /// What is read of a list of users. The longest in use have some hundred lines.
 const LIST_BYTES_MAX: u64 = 1 << 20;
 /// Directories and the file that only the guest uses; bound over when a sandbox starts.
-const OWN_DIRECTORIES: [&str; 2] = [".belljar/channel", ".belljar/spool"];
-const OWN_FILE: &str = ".belljar/guest";
+const OWN_DIRECTORIES: [&str; 2] = [".bellglass/channel", ".bellglass/spool"];
+const OWN_FILE: &str = ".bellglass/guest";
 
 const HOSTS: &str = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n";
 const HOSTNAME: &str = "sandbox\n";
@@ -59,9 +59,9 @@ fn list(tree: &Tree, path: &str, first: &str, ours: &str) -> Result<(), Error> {
     if let Some((level, Thing::File(_))) = there {
         let file = std::fs::File::from(tree.merged().open(level, &place.path)?);
         let read = file.take(LIST_BYTES_MAX + 1).read_to_end(&mut text);
-        read.map_err(|error| platform("read a list of users", &error))?;
+        read.map_err(|error| platform("read a user or group file", &error))?;
         if text.len() as u64 > LIST_BYTES_MAX {
-            return Err(refused(path.as_bytes(), "is too long for what it is"));
+            return Err(refused(path.as_bytes(), "is too long"));
         }
     }
     let text = with_user(&String::from_utf8_lossy(&text), first, ours);
@@ -89,7 +89,7 @@ fn write(tree: &Tree, path: &str, text: &str) -> Result<(), Error> {
 /// Where a path of the image leads, and what is there.
 fn find(tree: &Tree, path: &str) -> Result<(Place, Option<(usize, Thing)>), Error> {
     let name = Name::parse(path.as_bytes())?;
-    let lost = || refused(path.as_bytes(), "leads nowhere");
+    let lost = || refused(path.as_bytes(), "has no valid location");
     let (parents, last) = name.split().ok_or_else(lost)?;
     let Canonical::Path(mut path) = tree.merged().canonical(parents)? else { return Err(lost()) };
     let directory = tree.directory_at(&path)?;

@@ -4,7 +4,7 @@
 //! entry of the archive has put there, and no write goes through a link.
 
 use std::cell::Cell;
-use std::io::{Read, Write};
+use std::io::{self, Read, Seek as _, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 
 use api::Error;
@@ -18,6 +18,8 @@ use super::refusal::{broken, failed, no_marks, over, platform, refused};
 
 /// What is read and written at once.
 const BUFFER_BYTES: usize = 128 * 1024;
+/// Zeros that are not written: what is shorter saves no block.
+const HOLE_BYTES_MIN: usize = 4096;
 /// Bytes that hard links to files of lower layers may copy into one layer; the same as its archive may have.
 const COPIED_BYTES_MAX: u64 = 16 << 30;
 /// What must stay free where the layer is written: the host's own logs and records need room.
@@ -101,7 +103,7 @@ impl Tree {
                 rustix::fs::mkdirat(&place.directory, base, UNFINISHED)
                     .and_then(|()| merged::directory(&place.directory, base))
                     .map(|made| (made, was))
-                    .map_err(|errno| place.failed("make directory", errno))?
+                    .map_err(|errno| place.failed("create directory", errno))?
             }
         };
         if was == Was::Whiteout {
@@ -122,21 +124,32 @@ impl Tree {
         self.spend(ENTRY_BYTES)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(&place.directory, place.base()?, flags, UNFINISHED)
-            .map_err(|errno| place.failed("make file", errno))?;
+            .map_err(|errno| place.failed("create file", errno))?;
         let mut file = std::fs::File::from(made);
+        let failed =
+            |error: io::Error| place.failed("write", Errno::from_io_error(&error).unwrap_or(Errno::IO));
         let mut buffer = vec![0; BUFFER_BYTES.min(usize::try_from(size).unwrap_or(BUFFER_BYTES))];
         let mut left = size;
         while left > 0 {
             let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             let count = content.read(buffer.get_mut(..most).unwrap_or_default()).map_err(broken)?;
             if count == 0 {
-                return Err(refused(&place.path.join(&b'/'), "ends before its size is reached"));
+                return Err(refused(&place.path.join(&b'/'), "is shorter than the size in its header"));
             }
-            self.spend(count as u64)?;
-            file.write_all(buffer.get(..count).unwrap_or_default())
-                .map_err(|error| place.failed("write", Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+            let piece = buffer.get(..count).unwrap_or_default();
             left = left.saturating_sub(count as u64);
+            // What is empty stays a hole: a file that cost its author nothing costs the layer nothing.
+            let written = if count >= HOLE_BYTES_MIN && piece.iter().all(|byte| *byte == 0) {
+                let hole = i64::try_from(count).map_err(io::Error::other);
+                hole.and_then(|hole| file.seek(SeekFrom::Current(hole))).map(drop)
+            } else {
+                self.spend(count as u64)?;
+                file.write_all(piece)
+            };
+            written.map_err(failed)?;
         }
+        // A hole at the end is none until the file has its length.
+        file.set_len(size).map_err(failed)?;
         set(&OwnedFd::from(file), meta).map_err(|errno| place.failed("own", errno))
     }
 
@@ -152,7 +165,7 @@ impl Tree {
                 rustix::fs::chownat(&place.directory, base, Some(uid), Some(gid), flags)?;
                 rustix::fs::utimensat(&place.directory, base, &times(meta.mtime), flags)
             })
-            .map_err(|errno| place.failed("make symlink", errno))
+            .map_err(|errno| place.failed("create symlink", errno))
     }
 
     /// Makes one more name for what is at `source`; what a lower layer has is copied.
@@ -161,7 +174,7 @@ impl Tree {
         if source == place.path {
             return Ok(());
         }
-        let nothing = || refused(&shown, "is a hard link to something that is not there or no file");
+        let nothing = || refused(&shown, "is a hard link to something that is missing or not a file");
         match self.merged.look(source)?.ok_or_else(nothing)? {
             (0, Thing::File(_) | Thing::Symlink(..)) => {
                 let (base, parents) = source.split_last().ok_or_else(nothing)?;
@@ -172,11 +185,11 @@ impl Tree {
             }
             (level, Thing::File(meta)) => {
                 let mut content = std::fs::File::from(self.merged.open(level, source)?);
-                let size = content.metadata().map_err(|error| platform("look at a file", &error))?.len();
+                let size = content.metadata().map_err(|error| platform("inspect a file", &error))?.len();
                 self.copied.set(self.copied.get().saturating_add(size));
                 if self.copied.get() > COPIED_BYTES_MAX {
                     return Err(over(
-                        "hard links copy more from lower layers than they may",
+                        "hard links require copying too many bytes from lower layers",
                         COPIED_BYTES_MAX,
                     ));
                 }
@@ -210,7 +223,7 @@ impl Tree {
                         errno => place.failed("hide", errno),
                     })?;
             }
-            Err(errno) => return Err(place.failed("look at", errno)),
+            Err(errno) => return Err(place.failed("inspect", errno)),
         }
         Ok(true)
     }
@@ -240,7 +253,7 @@ impl Tree {
         match status {
             Err(Errno::NOENT) => self.directory(place, meta),
             Ok(status) if merged::is_whiteout(&status) => self.directory(place, IMPLIED),
-            _ => Err(refused(&place.path.join(&b'/'), "is no directory, and another entry is below it")),
+            _ => Err(refused(&place.path.join(&b'/'), "is not a directory, but another entry is below it")),
         }
     }
 
@@ -249,7 +262,7 @@ impl Tree {
         let base = place.base()?;
         let was = match rustix::fs::statat(&place.directory, base, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(Was::Nothing),
-            Err(errno) => return Err(place.failed("look at", errno)),
+            Err(errno) => return Err(place.failed("inspect", errno)),
             Ok(status) if merged::is_whiteout(&status) => Was::Whiteout,
             Ok(status) if FileType::from_raw_mode(status.st_mode) == FileType::Directory => Was::Directory,
             Ok(_) => Was::Other,
@@ -266,11 +279,11 @@ impl Tree {
         }
         self.unseen.set(0);
         let space = rustix::fs::fstatvfs(self.merged.target()?)
-            .map_err(|errno| failed("look at the free space of", b"/", errno))?;
+            .map_err(|errno| failed("check the free space of", b"/", errno))?;
         let bytes = space.f_bavail.saturating_mul(space.f_frsize);
         // A file system without a number of inodes says 0.
         if bytes < FREE_BYTES_MIN || (space.f_files > 0 && space.f_favail < FREE_INODES_MIN) {
-            return Err(failed("leave free space beside", b"/", Errno::NOSPC));
+            return Err(failed("keep the minimum free space on", b"/", Errno::NOSPC));
         }
         Ok(())
     }

@@ -18,9 +18,9 @@ use crate::dial::Descriptors;
 /// Where the workspace's cgroups are.
 const ROOT: &str = "/sys/fs/cgroup";
 /// The group of user code.
-const GROUP: &str = "belljar";
+const GROUP: &str = "bellglass";
 /// The group of everybody else, on version 2.
-const OTHERS: &str = "belljar-others";
+const OTHERS: &str = "bellglass-others";
 const PERIOD_US: u64 = 100_000;
 /// Processes that are made while others are moved are moved in the next round.
 const ROUNDS: u32 = 100;
@@ -75,11 +75,11 @@ pub fn make(walls: &Walls) -> Result<Entrances, Failed> {
         cgroups.push(step("open a cgroup", File::options().write(true).open(path))?.into());
     }
     let counted = if groups.unified { "memory.events" } else { "memory.oom_control" };
-    let oom_count: OwnedFd = step("open a count", File::open(groups.memory.join(counted)))?.into();
+    let oom_count: OwnedFd = step("open the OOM counter", File::open(groups.memory.join(counted)))?.into();
     let oom_event = match groups.unified {
         // There the kernel ends all of user code itself.
         true => None,
-        false => Some(step("be told of memory kills", told(&groups.memory, &oom_count))?),
+        false => Some(step("subscribe to OOM events", told(&groups.memory, &oom_count))?),
     };
     Ok(Entrances { cgroups, oom_count, oom_event })
 }
@@ -100,7 +100,7 @@ fn limit(groups: &Groups, walls: &Walls) -> Result<(), Failed> {
     for group in groups.all() {
         match std::fs::create_dir(group) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(format!("cannot make the cgroup {}: {error}", group.display()));
+                return Err(format!("cannot create the cgroup {}: {error}", group.display()));
             }
             _ => {}
         }
@@ -131,7 +131,7 @@ fn without_swap(group: &Path, ways: &[(&str, &str)]) -> Result<(), Failed> {
         }
     }
     match std::fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1) {
-        true => Err("cannot limit swap, which this machine has and does not count".into()),
+        true => Err("cannot limit swap: this machine has swap but does not account for it".into()),
         false => Ok(()),
     }
 }
@@ -141,7 +141,7 @@ fn move_others(root: &Path) -> Result<(), Failed> {
     let others = root.join(OTHERS);
     match std::fs::create_dir(&others) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(format!("cannot make the cgroup {}: {error}", others.display()));
+            return Err(format!("cannot create the cgroup {}: {error}", others.display()));
         }
         _ => {}
     }
@@ -155,10 +155,10 @@ fn move_others(root: &Path) -> Result<(), Failed> {
         match std::fs::write(root.join("cgroup.subtree_control"), "+memory +pids +cpu") {
             // Somebody has come meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => std::thread::sleep(BETWEEN_ROUNDS),
-            written => return step("have the cgroup shared out", written),
+            written => return step("enable cgroup controllers", written),
         }
     }
-    Err("cannot move what the workspace runs out of its cgroup".into())
+    Err("cannot move the processes of the workspace out of its cgroup".into())
 }
 
 /// Registers an event on version 1.

@@ -16,11 +16,11 @@ use super::{Failed, step};
 use crate::launch::done;
 
 /// Where process 1 is met and keeps output. Seen from outside the walls as well.
-const SPOOL: &str = "/.belljar/spool";
+const SPOOL: &str = "/.bellglass/spool";
 /// Where `/dev` is put together.
-const DEVICES: &str = "/.belljar/dev";
+const DEVICES: &str = "/.bellglass/dev";
 /// Where the files are that every sandbox has of its own.
-const FILES: &str = "/.belljar/files";
+const FILES: &str = "/.bellglass/files";
 /// The devices that programs expect. All are harmless.
 const NODES: [&str; 6] = ["full", "null", "random", "tty", "urandom", "zero"];
 const LINKS: [(&str, &str); 5] = [
@@ -35,20 +35,20 @@ const TAME: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
 /// Gives the place where process 1 is met a disk of its own, in the workspace itself.
 pub fn spool(options: &str) -> Result<(), Failed> {
-    step("make the spool", fs::create_dir_all(SPOOL))?;
+    step("create the spool", fs::create_dir_all(SPOOL))?;
     memory(SPOOL, options, TAME | MountFlags::NOEXEC)
 }
 
 /// From here on nothing that is mounted is seen by anybody else.
 pub fn keep_to_ourselves() -> Result<(), Failed> {
     let alone = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    step("keep mounts to ourselves", mount_change("/", alone).map_err(Into::into))
+    step("make mounts private", mount_change("/", alone).map_err(Into::into))
 }
 
 /// Lets this process write where the workspace may only read, if that is mounted there.
 pub fn make_writable(path: &Path) -> Result<(), Failed> {
     let flags = MountFlags::BIND | TAME | MountFlags::NOEXEC;
-    step(&format!("write below {}", path.display()), mount_remount(path, flags, "").map_err(Into::into))
+    step(&format!("make {} writable", path.display()), mount_remount(path, flags, "").map_err(Into::into))
 }
 
 /// Puts up everything, in this process's own view.
@@ -57,7 +57,7 @@ pub fn put_up(walls: &Walls) -> Result<(), Failed> {
     gather_devices()?;
     // The machine's own, and what is open below it for writing, which nothing that is made read-only may be.
     for path in ["/dev", "/sys"] {
-        step(&format!("take away {path}"), unmount(path, UnmountFlags::DETACH).map_err(Into::into))?;
+        step(&format!("unmount {path}"), unmount(path, UnmountFlags::DETACH).map_err(Into::into))?;
     }
     step("make the root read-only", read_only_below("/"))?;
     step("mount the spool", mount_bind(SPOOL, SPOOL).map_err(Into::into))?;
@@ -85,12 +85,12 @@ pub fn put_up(walls: &Walls) -> Result<(), Failed> {
 fn make_places(walls: &Walls) -> Result<(), Failed> {
     let places = walls.disks.keys().map(String::as_str).filter(|path| !path.starts_with("/dev/"));
     for path in places.chain([DEVICES, FILES]) {
-        step(&format!("make {path}"), fs::create_dir_all(path))?;
+        step(&format!("create {path}"), fs::create_dir_all(path))?;
     }
     for (path, content) in &walls.files {
         step(&format!("write {path}"), fs::write(kept(path), content))?;
         let there = fs::File::options().append(true).create(true).open(path);
-        step(&format!("make {path}"), there)?;
+        step(&format!("create {path}"), there)?;
     }
     Ok(())
 }
@@ -116,7 +116,7 @@ fn gather_devices() -> Result<(), Failed> {
     memory(DEVICES, "mode=755,size=64k", MountFlags::NOSUID | MountFlags::NOEXEC)?;
     for name in NODES {
         let path = format!("{DEVICES}/{name}");
-        step(&format!("make {path}"), fs::write(&path, ""))?;
+        step(&format!("create {path}"), fs::write(&path, ""))?;
         step(
             &format!("mount {path}"),
             mount_bind(format!("/dev/{name}"), path.as_str()).map_err(Into::into),
@@ -126,7 +126,7 @@ fn gather_devices() -> Result<(), Failed> {
         step(&format!("link {name}"), symlink(target, format!("{DEVICES}/{name}")))?;
     }
     for name in ["pts", "shm"] {
-        step(&format!("make {name}"), fs::create_dir(format!("{DEVICES}/{name}")))?;
+        step(&format!("create {name}"), fs::create_dir(format!("{DEVICES}/{name}")))?;
     }
     Ok(())
 }
@@ -140,7 +140,8 @@ fn devices(walls: &Walls) -> Result<(), Failed> {
         again(&format!("/dev/{name}"), flags)?;
     }
     let options = format!("newinstance,ptmxmode=0666,mode=0620,gid=5,max={}", walls.terminals);
-    let options = step("say how many terminals", CString::new(options).map_err(io::Error::from))?;
+    let options =
+        step("build the mount options of /dev/pts", CString::new(options).map_err(io::Error::from))?;
     let terminals = mount("devpts", "/dev/pts", "devpts", flags, Some(options.as_c_str()));
     step("mount /dev/pts", terminals.map_err(Into::into))?;
     match walls.disks.get("/dev/shm") {
@@ -151,7 +152,7 @@ fn devices(walls: &Walls) -> Result<(), Failed> {
 
 /// A disk in memory.
 fn memory(path: &str, options: &str, flags: MountFlags) -> Result<(), Failed> {
-    let options = step("say how large a disk is", CString::new(options).map_err(io::Error::from))?;
+    let options = step("build the mount options of a disk", CString::new(options).map_err(io::Error::from))?;
     let mounted = mount("tmpfs", path, "tmpfs", flags, Some(options.as_c_str()));
     step(&format!("mount {path}"), mounted.map_err(Into::into))
 }
@@ -172,7 +173,7 @@ fn mask(path: &str) -> Result<(), Failed> {
         Ok(found) if found.is_symlink() => Ok(()),
         Ok(_) => step(&format!("mask {path}"), mount_bind("/dev/null", path).map_err(Into::into)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(format!("cannot look at {path}: {error}")),
+        Err(error) => Err(format!("cannot inspect {path}: {error}")),
     }
 }
 

@@ -6,18 +6,17 @@ use api::walls::{Instruction, Walls};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{Failed, step};
-use crate::launch::{CAPABILITY_LAST, done};
+use crate::descent::{CAPABILITIES_VERSION, CAPABILITY_LAST};
+use crate::launch::done;
 
 /// The name of every sandbox.
 const NAME: &[u8] = b"sandbox";
-/// How Linux is told that two sets of 32 capabilities follow.
-const CAPABILITIES_VERSION: u32 = 0x2008_0522;
 
 /// Gives the new namespaces their name and their one network interface.
 pub fn name_and_loopback() -> Result<(), Failed> {
     // SAFETY: the pointer is to as many bytes as are said.
-    step("set the name", done(unsafe { libc::sethostname(NAME.as_ptr().cast(), NAME.len()) }))?;
-    step("set up the loopback", loopback())
+    step("set the host name", done(unsafe { libc::sethostname(NAME.as_ptr().cast(), NAME.len()) }))?;
+    step("set up the loopback interface", loopback())
 }
 
 fn loopback() -> io::Result<()> {
@@ -42,11 +41,11 @@ pub fn give_up(walls: &Walls) -> Result<(), Failed> {
         getrlimit(Resource::Nofile).maximum.map_or(walls.open_files, |most| most.min(walls.open_files));
     step("limit open files", setrlimit(Resource::Nofile, to(open_files)).map_err(Into::into))?;
     // SAFETY: no pointer is read for no groups.
-    step("leave all groups", done(unsafe { libc::setgroups(0, std::ptr::null()) }))?;
+    step("drop supplementary groups", done(unsafe { libc::setgroups(0, std::ptr::null()) }))?;
     // SAFETY: no pointers.
-    step("be of root's group", done(unsafe { libc::setresgid(0, 0, 0) }))?;
+    step("set the group to root", done(unsafe { libc::setresgid(0, 0, 0) }))?;
     // SAFETY: no pointers.
-    step("be root", done(unsafe { libc::setresuid(0, 0, 0) }))?;
+    step("set the user to root", done(unsafe { libc::setresuid(0, 0, 0) }))?;
     for capability in (0..=CAPABILITY_LAST).filter(|number| walls.capabilities >> number & 1 == 0) {
         // SAFETY: no pointers. EINVAL beyond the kernel's last capability is expected.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
@@ -55,14 +54,14 @@ pub fn give_up(walls: &Walls) -> Result<(), Failed> {
     let cleared = unsafe {
         libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong, 0, 0, 0)
     };
-    step("clear the ambient set", done(cleared))?;
-    step("give up capabilities", keep_only(walls.capabilities))?;
-    step("never gain privileges", rustix::thread::set_no_new_privs(true).map_err(Into::into))?;
+    step("clear the ambient capabilities", done(cleared))?;
+    step("drop capabilities", keep_only(walls.capabilities))?;
+    step("set no_new_privs", rustix::thread::set_no_new_privs(true).map_err(Into::into))?;
     for filter in &walls.filters {
         step("filter system calls", install(filter))?;
     }
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    step("go to the root", std::env::set_current_dir("/"))
+    step("change to the root directory", std::env::set_current_dir("/"))
 }
 
 fn keep_only(capabilities: u64) -> io::Result<()> {

@@ -12,9 +12,9 @@ use super::{Failed, cgroup, step};
 use crate::{init, posture};
 
 /// The number of process 1, as the workspace counts, in a file that the keeper has locked for as long as it is there.
-const KEEPER: &str = "/.belljar/spool/keeper";
+const KEEPER: &str = "/.bellglass/spool/keeper";
 /// How process 1 has ended.
-const ENDED: &str = "/.belljar/spool/ended";
+const ENDED: &str = "/.bellglass/spool/ended";
 /// Whoever waits for long is in no hurry, and takes processor time that is told as the sandbox's.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
 const LOOK_LAST: Duration = Duration::from_millis(500);
@@ -23,11 +23,11 @@ const NOT_YET: u8 = 4;
 
 /// Writes down who process 1 is, and that the keeper is there.
 pub fn write_down(first: Pid) -> Result<File, Failed> {
-    step("write who process 1 is", std::fs::write(KEEPER, first.as_raw_nonzero().to_string()))?;
+    step("write the pid of process 1", std::fs::write(KEEPER, first.as_raw_nonzero().to_string()))?;
     // Open for reading only: what is open for writing cannot be made read-only around it.
-    let file = step("open the keeper's file", File::open(KEEPER))?;
+    let file = step("open the file with the pid of process 1", File::open(KEEPER))?;
     step(
-        "lock the keeper's file",
+        "lock the file with the pid of process 1",
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(Into::into),
     )?;
     Ok(file)

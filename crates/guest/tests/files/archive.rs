@@ -76,7 +76,7 @@ fn a_tree_comes_back_from_an_archive_as_it_was() {
 
 #[test]
 fn nothing_of_a_strangers_archive_lands_outside_and_no_mode_is_changed_there() {
-    // U-02, U-05, scenario 63
+    // U-02, U-05
     let directory = tempfile::tempdir().unwrap();
     let (to, outside) = (directory.path().join("to"), directory.path().join("outside"));
     fs::create_dir(&outside).unwrap();

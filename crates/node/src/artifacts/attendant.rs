@@ -59,7 +59,7 @@ impl Attendant {
                 wanted.started = true;
                 if let Err(error) = self.shelf().want(&wanted).await {
                     // A server that starts asks the guest whether it was started.
-                    tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "not written down");
+                    tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot record that the exec with artifacts started");
                 }
                 self.attend(&wanted).await;
             }
@@ -82,7 +82,7 @@ impl Attendant {
     pub async fn go_on(self, wanted: Wanted) {
         // Half of a collection is made anew.
         if let Err(error) = self.shelf().clear(&wanted.of).await {
-            tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "not removed yet");
+            tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot remove a partial artifact collection");
         }
         self.attend(&wanted).await;
         self.finish();
@@ -97,7 +97,7 @@ impl Attendant {
             return Ok(());
         }
         let (files, within) = (call.files(), within(&wanted.keep));
-        let late = |_| Error::Deadline { what: "the look at the folders of artifacts", after: within };
+        let late = |_| Error::Deadline { what: "listing the artifact folders", after: within };
         let looked = tokio::time::timeout(within, before(&files, &wanted.keep)).await.map_err(late)?;
         (wanted.before, wanted.unseen) = looked?;
         self.shelf().want(wanted).await.map_err(|error| match crate::objects::is_full(&error) {
@@ -134,14 +134,14 @@ impl Attendant {
             match self.shelf().keep(&self.of, &artifacts).await {
                 Ok(()) => break,
                 Err(error) => {
-                    tracing::error!(sandbox = %self.of.sandbox, error = chain(&error), "artifacts are not written down yet");
+                    tracing::error!(sandbox = %self.of.sandbox, error = chain(&error), "cannot store the artifact list; retrying");
                     tokio::time::sleep(KEEP_AGAIN).await;
                 }
             }
         }
         if let Err(error) = self.shelf().unwant(&self.of).await {
             // A server that starts finds both, and removes it.
-            tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "not removed yet");
+            tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot remove the record of a finished artifact collection");
         }
     }
 
@@ -187,7 +187,7 @@ impl Attendant {
     /// Nothing ran, so there is nothing to keep.
     async fn forget(&self) {
         if let Err(error) = self.shelf().unwant(&self.of).await {
-            tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "not removed yet");
+            tracing::warn!(sandbox = %self.of.sandbox, error = chain(&error), "cannot remove the artifact record of an exec that did not run");
         }
     }
 
@@ -214,18 +214,18 @@ pub fn within(keep: &Keep) -> Duration {
 pub fn gone() -> api::Error {
     api::Error {
         code: ErrorCode::SandboxLost,
-        message: "the sandbox ended before all its artifacts were taken out of it".into(),
+        message: "the sandbox stopped before all its artifacts were collected".into(),
         layer: Layer::Sandbox,
         ran: Ran::Yes,
         retry: Retry::Useless,
-        fix: "What is listed is whole; for the rest, run the command in a new sandbox.".into(),
+        fix: "Each listed artifact was stored completely. To get the missing artifacts, run the command again in a new sandbox.".into(),
     }
 }
 
 fn still_running() -> api::Error {
     api::Error {
-        message: "the exec still ran when its sandbox was ended: its files are as they were then".into(),
-        fix: "Wait for the end of the exec before you stop its sandbox, or give it more time.".into(),
+        message: "the exec was still running when its sandbox was stopped; its artifacts were collected at the time of the stop".into(),
+        fix: "Wait for the exec to finish before you stop its sandbox, or give the exec more time.".into(),
         ..gone()
     }
 }

@@ -12,7 +12,7 @@ use super::choice::{Choice, Chosen, Marks, Tally};
 use super::shelf::{Shelf, Wanted};
 use crate::error::{Error, chain};
 use crate::files::{Files, Piece};
-use crate::objects;
+use crate::ledger;
 
 /// Whatever may work when it is asked again is asked so often.
 const TRIES: u32 = 3;
@@ -96,7 +96,7 @@ impl Collection<'_> {
 
     async fn in_time<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         let within = super::attendant::within(&self.wanted.keep);
-        let late = || Error::Deadline { what: "the collection of artifacts", after: within };
+        let late = || Error::Deadline { what: "collecting artifacts", after: within };
         tokio::time::timeout_at(self.deadline, work).await.unwrap_or_else(|_| Err(late()))
     }
 }
@@ -140,7 +140,7 @@ impl Fetch<'_> {
         if size_bytes > self.left_bytes {
             return Ok(Fetched::Left(Why::TooMuch));
         }
-        if !self.of.shelf.has_room(size_bytes) {
+        if !self.of.shelf.may_keep(&self.of.wanted.of, size_bytes).await? {
             return Ok(Fetched::Left(Why::NoRoom));
         }
         let mut incoming = match self.of.shelf.begin(&self.of.wanted.of, self.number).await {
@@ -158,7 +158,7 @@ impl Fetch<'_> {
                 Piece::Read { hash, .. } => {
                     let own = incoming.sha256();
                     if !hash.digits().eq_ignore_ascii_case(&own) {
-                        return Err(Error::Protocol("other bytes than those of the hash".into()));
+                        return Err(Error::Protocol("the file does not match its hash".into()));
                     }
                     return Ok(match incoming.finish().await {
                         Ok(()) => Fetched::Whole(chosen.artifact(self.number, size_bytes, own)),
@@ -171,8 +171,8 @@ impl Fetch<'_> {
     }
 
     fn no_room(&self, error: &Error) -> Fetched {
-        if !objects::is_full(error) {
-            tracing::error!(sandbox = %self.of.wanted.of.sandbox, error = chain(error), "an artifact cannot be kept");
+        if !ledger::is_refused(error) {
+            tracing::error!(sandbox = %self.of.wanted.of.sandbox, error = chain(error), "cannot store an artifact");
         }
         Fetched::Left(Why::NoRoom)
     }
@@ -217,7 +217,7 @@ async fn walk(
             let ask = FileAsk::List { path: folder.clone(), depth: DEPTH_MAX, after, limit };
             let (items, more) = match patiently(files, &ask).await {
                 Ok(FileAnswer::Page { items, more }) => (items, more),
-                Ok(_) => return Err(Error::Protocol("an answer to something else than was asked".into())),
+                Ok(_) => return Err(Error::Protocol("the response does not match the request".into())),
                 Err(Error::Guest(error)) if error.code == ErrorCode::NotFound => break,
                 Err(Error::Guest(error)) => {
                     look.error = look.error.or(Some(error));

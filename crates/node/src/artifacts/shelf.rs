@@ -69,8 +69,9 @@ impl Shelf {
         self.retention
     }
 
-    pub fn has_room(&self, bytes: u64) -> bool {
-        self.objects.has_room(bytes)
+    /// Whether the project of an exec may keep so many bytes more, and the disk has room for them.
+    pub async fn may_keep(&self, of: &Of, bytes: u64) -> Result<bool, Error> {
+        self.objects.may_keep(&exec_key(of), bytes).await
     }
 
     pub async fn want(&self, wanted: &Wanted) -> Result<(), Error> {
@@ -98,7 +99,9 @@ impl Shelf {
             let location = meta?.location;
             match self.objects.json::<Wanted>(&location).await {
                 Ok(found) => all.extend(found.map(|(wanted, _)| wanted)),
-                Err(error) => tracing::error!(%location, error = chain(&error), "cannot be read"),
+                Err(error) => {
+                    tracing::error!(%location, error = chain(&error), "cannot read the record of an artifact collection");
+                }
             }
         }
         Ok(all)
@@ -198,7 +201,7 @@ mod tests {
 
     async fn filled(retention: Duration) -> (tempfile::TempDir, Shelf) {
         let data = tempfile::tempdir().unwrap();
-        let shelf = Shelf::new(Objects::open(data.path().join("a"), 0).unwrap(), retention);
+        let shelf = Shelf::new(Objects::open(data.path().join("a"), 0, None).unwrap(), retention);
         let mut incoming = shelf.begin(&of("p"), 0).await.unwrap();
         incoming.push(&Bytes::from_static(b"x")).await.unwrap();
         incoming.finish().await.unwrap();

@@ -12,9 +12,9 @@ pub(super) enum Awaited {
     #[default]
     Nothing,
     /// The first thing that it shows; its end, where it shows nothing.
-    First(#[allow(dead_code, reason = "a step lasts as long as it is held")] Span),
+    First(#[allow(dead_code, reason = "the span measures the time until it is dropped")] Span),
     /// Its end.
-    End(#[allow(dead_code, reason = "a step lasts as long as it is held")] Span),
+    End(#[allow(dead_code, reason = "the span measures the time until it is dropped")] Span),
 }
 
 impl Awaited {

@@ -73,8 +73,8 @@ impl Results {
             let Some((before, rest)) = bytes.split_first() else { return Ok(()) };
             if *before != b'\n' {
                 return Err(Error::Request(api::Error::invalid(
-                    format!("no result begins at offset {}", self.told),
-                    "Ask from 0, or from `next` of a result that was told.",
+                    format!("no result starts at offset {}", self.told),
+                    "Start at offset 0, or at the value of `next` in a result that you received.",
                 )));
             }
             (self.unsure, bytes) = (false, rest);
@@ -111,7 +111,7 @@ impl Results {
         let fresh = self.buffer.get(self.scanned..).unwrap_or_default();
         let end = fresh.iter().position(|byte| *byte == b'\n').map(|at| self.scanned + at);
         if end.unwrap_or(self.buffer.len()) > RESULT_BYTES_MAX {
-            return Err(Error::Protocol(format!("a result of more than {RESULT_BYTES_MAX} bytes")));
+            return Err(Error::Protocol(format!("a result exceeds {RESULT_BYTES_MAX} bytes")));
         }
         match end {
             None => self.scanned = self.buffer.len(),
@@ -127,7 +127,7 @@ impl Results {
 }
 
 fn parsed(line: &[u8]) -> Result<ResultLine, Error> {
-    let wrong = |error: serde_json::Error| Error::Protocol(format!("a result that is none: {error}"));
+    let wrong = |error: serde_json::Error| Error::Protocol(format!("malformed result: {error}"));
     if values(line) <= VALUES_MAX
         && let Ok(line) = serde_json::from_slice(line)
     {

@@ -119,17 +119,17 @@ impl Answer {
 pub async fn explain(link: &Link, only_looks: bool, broken: Break) -> Error {
     let message = match broken {
         Break::Wrong(error) => return error,
-        Break::Silent(after) => return Error::Deadline { what: "an answer about files", after },
-        Break::Short => "the process that serves files was ended inside the sandbox (memory, or a signal)",
+        Break::Silent(after) => return Error::Deadline { what: "the file operation", after },
+        Break::Short => "the file-serving process inside the sandbox was killed (out of memory, or a signal)",
         Break::Cut => match tokio::time::timeout(DEATH_WITHIN, link.ended()).await {
             Ok(cause) => return Error::Lost(cause),
-            Err(_) => "the connection to the sandbox broke, and with it what was asked of its files",
+            Err(_) => "the connection to the sandbox was lost during the file operation",
         },
     };
     let (ran, retry, fix) = if only_looks {
-        (Ran::No, Retry::Safe, "Ask again; if it lasts, free memory in the sandbox.")
+        (Ran::No, Retry::Safe, "Retry. If the error persists, free memory in the sandbox.")
     } else {
-        let fix = "Look at the file (`stat`) to see whether it was done, then ask again.";
+        let fix = "Check the file (`stat`) to see whether the operation took effect, then retry if needed.";
         (Ran::Unknown, Retry::Unknown, fix)
     };
     let (code, layer) = (ErrorCode::Conflict, Layer::Sandbox);
@@ -173,7 +173,7 @@ pub fn fitting(ask: &FileAsk, answer: FileAnswer) -> Result<FileAnswer, Error> {
 /// # Errors
 /// It is none.
 pub fn event(bytes: &[u8]) -> Result<FileEvent, Error> {
-    let wrong = |why: String| Error::Protocol(format!("an event that is none: {why}"));
+    let wrong = |why: String| Error::Protocol(format!("malformed file event: {why}"));
     let event: FileEvent = serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))?;
     if let Some(encoded) = &event.path_encoded {
         FilePath::decode(encoded).map_err(|error| wrong(error.message))?;
@@ -205,7 +205,7 @@ pub fn refused(mut error: api::Error) -> Error {
         | ErrorCode::PostureMismatch
         | ErrorCode::SandboxLost
         | ErrorCode::Protocol => {
-            return Error::Protocol(format!("a refusal that no sandbox makes: {}", error.code.name()));
+            return Error::Protocol(format!("error code not allowed for a sandbox: {}", error.code.name()));
         }
     }
     // Whose doing it was is either the sandbox's or that of its user, never ours.
@@ -221,12 +221,12 @@ pub fn refused(mut error: api::Error) -> Error {
 /// It is no hash, or of another kind than was asked for.
 pub fn checked_hash(hash: &Hash, wanted: Hashing) -> Result<(), Error> {
     let is_hash = hash.kind() == wanted && are_digits(hash.digits());
-    if is_hash { Ok(()) } else { Err(Error::Protocol("a hash that is none".into())) }
+    if is_hash { Ok(()) } else { Err(Error::Protocol("malformed hash".into())) }
 }
 
 /// The error for a part that answers something else.
 pub fn misplaced() -> Error {
-    Error::Protocol("an answer to something else than was asked".into())
+    Error::Protocol("the response does not match the request".into())
 }
 
 /// Whether it can be what is at a path. Whoever keeps many of them counts on each being small.

@@ -76,7 +76,7 @@ impl Parts {
             let wanted = self.open.map_or(PART_HEADER_BYTES, |part| part.length as usize);
             let missing = wanted.saturating_sub(self.held.len()).min(self.piece.len());
             if self.stage == Stage::Ended && !self.piece.is_empty() {
-                return Err(broken("something came after the end of an answer"));
+                return Err(broken("data follows the end of a response"));
             }
             self.held.extend_from_slice(self.piece.get(..missing).unwrap_or_default());
             self.piece.advance(missing);
@@ -105,7 +105,7 @@ impl Parts {
 
     fn header(&mut self, held: &[u8]) -> Result<(), Error> {
         let part = held.first_chunk().and_then(|bytes| Part::decode(*bytes).ok());
-        let part = part.ok_or_else(|| broken("the header of a part is not one"))?;
+        let part = part.ok_or_else(|| broken("malformed part header"))?;
         match (self.stage, part.kind) {
             (Stage::Data, PartKind::Data) => self.left = part.length as usize,
             (Stage::Head, PartKind::Head) | (Stage::Data, PartKind::End)
@@ -114,10 +114,10 @@ impl Parts {
                 self.open = Some(part);
             }
             (Stage::Head, PartKind::Head) | (Stage::Data, PartKind::End) => {
-                return Err(broken("a part is larger than any answer to this can be"));
+                return Err(broken("a part exceeds the maximum size for this request"));
             }
             (Stage::Head | Stage::Data | Stage::Ended, PartKind::Head | PartKind::Data | PartKind::End) => {
-                return Err(broken("a part came out of its order"));
+                return Err(broken("a part arrived out of order"));
             }
         }
         Ok(())
@@ -125,7 +125,7 @@ impl Parts {
 }
 
 fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(bytes).map_err(|error| Error::Protocol(format!("a part that is none: {error}")))
+    serde_json::from_slice(bytes).map_err(|error| Error::Protocol(format!("malformed part: {error}")))
 }
 
 fn broken(what: &str) -> Error {

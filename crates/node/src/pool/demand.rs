@@ -44,6 +44,11 @@ impl Demand {
         self.counts.iter().copied().max().unwrap_or(0).max(least)
     }
 
+    /// When it was last asked for, or set up.
+    pub fn last_ms(&self) -> u64 {
+        self.last_ms
+    }
+
     /// Whether nobody has asked for it in a long time.
     pub fn is_over(&self, now_ms: u64) -> bool {
         now_ms.saturating_sub(self.last_ms) > FORGET_MS

@@ -109,7 +109,7 @@ impl Base {
     pub(super) fn start(&self, scratch: PathBuf) -> Result<Source, Error> {
         let tools = Tools::find()?;
         let mut builder = fs::DirBuilder::new();
-        builder.recursive(true).mode(0o711).create(&scratch).map_err(failed("make directory", &scratch))?;
+        builder.recursive(true).mode(0o711).create(&scratch).map_err(failed("create directory", &scratch))?;
         let mut command = self.command(&tools, &sources::of_this_machine(&self.suite))?;
         command.env("TMPDIR", &scratch);
         let argv = spelled(&command);
@@ -152,8 +152,8 @@ impl Base {
         let words = self.packages.iter().chain([&self.suite]);
         if let Some(bad) = words.into_iter().find(|word| !super::recipe::debian_word(word)) {
             return Err(unsound(
-                format!("{bad:?} is neither a release nor a package of Debian"),
-                "Name a release such as bookworm, and packages by their names.",
+                format!("{bad:?} is not a valid Debian release or package name"),
+                "Use a release such as bookworm, and valid package names.",
             ));
         }
         let packages = PACKAGES.into_iter().chain(self.packages.iter().map(String::as_str));
@@ -167,7 +167,10 @@ impl Base {
         match &self.mirror {
             Some(mirror) if mirror.starts_with("deb ") || mirror.contains("://") => command.arg(mirror),
             Some(mirror) => {
-                return Err(unsound(format!("{mirror:?} is no mirror"), "Give an URL or a `deb` line."));
+                return Err(unsound(
+                    format!("{mirror:?} is not a valid mirror"),
+                    "Use a URL or a `deb` line.",
+                ));
             }
             None => command.args(lines),
         };
@@ -192,7 +195,7 @@ fn settings(suite: &str) -> String {
     let gate = format!("http://{HOST}");
     let files = [
         (
-            "apt/apt.conf.d/80belljar",
+            "apt/apt.conf.d/80bellglass",
             format!("Acquire::http::Proxy \"{proxy}\";\nAcquire::https::Proxy \"{proxy}\";\n"),
         ),
         (
@@ -260,7 +263,7 @@ fn last(read: io::Result<String>, child: &Mutex<Child>, tail: JoinHandle<Vec<u8>
         (Ok(status), Ok(digest)) if status.success() => Piece::End(digest),
         (Ok(status), _) if !status.success() => failed(say(status)),
         (Ok(_), Err(source)) | (Err(source), _) => {
-            Piece::Failed(Error::System { act: "read the archive of mmdebstrap".into(), source })
+            Piece::Failed(Error::System { act: "read the archive from mmdebstrap".into(), source })
         }
         (Ok(status), Ok(_)) => failed(say(status)),
     }
@@ -311,11 +314,11 @@ fn spelled(command: &Command) -> String {
 fn missing(name: &str, package: &str) -> Error {
     Error::Request(api::Error {
         code: ErrorCode::Unsupported,
-        message: format!("{name}, which is needed to make a Debian system from packages, is not installed"),
+        message: format!("{name} is not installed; it is needed to build a Debian system from packages"),
         layer: Layer::Platform,
         ran: Ran::No,
         retry: Retry::Useless,
-        fix: format!("apt-get install {package}"),
+        fix: format!("Run `apt-get install {package}`."),
     })
 }
 
@@ -347,7 +350,10 @@ mod tests {
     #[test]
     fn what_is_missing_is_named_with_its_package() {
         let error = missing("mmdebstrap", "mmdebstrap").to_api();
-        assert_eq!((error.code, error.fix.as_str()), (ErrorCode::Unsupported, "apt-get install mmdebstrap"));
+        assert_eq!(
+            (error.code, error.fix.as_str()),
+            (ErrorCode::Unsupported, "Run `apt-get install mmdebstrap`.")
+        );
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Builder {
             let number = (index + 1).saturating_sub(order.unwritten);
             let what = step.what();
             let begins = |rising: &Rising, kept: bool| {
-                let note = if kept { ", made before" } else { "" };
+                let note = if kept { ", cached" } else { "" };
                 rising.say(&format!("# step {number} of {count}: {what}{note}\n"));
                 watch(Progress::Step { number, count, what: &what, kept });
             };
@@ -206,7 +206,7 @@ impl Builder {
                 self.unpack(&rising.layers, source, (rising.trees(), true), watch).await?;
             if unpacked.digest != digest {
                 making.discard()?;
-                return Err(super::unsound("files changed while they were copied", "Build again."));
+                return Err(super::unsound("files changed while they were being copied", "Build again."));
             }
             rising.add(&self.data, &key, making, &unpacked)?;
         }
@@ -228,7 +228,7 @@ impl Builder {
         // Of a sandbox, so it is cut as all that it says is.
         let python: String =
             seen.python.chars().filter(|c| !c.is_control()).take(VERSION_CHARS_MAX).collect();
-        let said = format!("Python {python}, imported in {} ms", seen.import_ms);
+        let said = format!("Python {python} imported the modules in {} ms", seen.import_ms);
         rising.say(&format!("{said}\n"));
         watch(Progress::Says(&said));
         check_imported(&seen).map_err(|error| at_step(error, "imports", order.name))?;
@@ -266,7 +266,7 @@ impl Rising {
     ) -> Result<(), Error> {
         if unpacked.report.digest != unpacked.digest {
             making.discard()?;
-            return Err(Error::Protocol("the guest read another archive than the one that was sent".into()));
+            return Err(Error::Protocol("the guest read a different archive than the one sent".into()));
         }
         self.digests.push(unpacked.digest.clone());
         let layer = layers::key(&self.digests, true);
@@ -295,14 +295,14 @@ impl Rising {
     }
 
     fn say(&self, text: &str) {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).say(text.as_bytes());
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).say(text);
     }
 }
 
 /// An error with the step that it is of.
 fn at_step(error: Error, place: &str, name: &str) -> Error {
     let said = error.to_api();
-    let log = format!("See all that was said with `belljar template log {name}`.");
+    let log = format!("See the full log with `bellglass template log {name}`.");
     let fix = if said.fix.is_empty() { log } else { format!("{} {log}", said.fix) };
     Error::Request(api::Error { message: format!("{place}: {}", said.message), fix, ..said })
 }

@@ -28,6 +28,9 @@ const KEPT: Duration = Duration::from_secs(14 * 24 * 3600);
 /// What is kept of what a build said.
 const LOG_BYTES_MAX: u64 = 64 << 20;
 
+/// What stands before each line that a program prints.
+const PRINTED: &[u8] = b"  ";
+
 /// The key of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StepKey(String);
@@ -39,17 +42,20 @@ struct Became {
     digest: String,
 }
 
-/// What a build says, kept.
+/// What a build says, kept. Lines of the build itself begin with `#` or a letter; what programs print stands behind [`PRINTED`], so that no
+/// program can write a line of the build.
 pub(super) struct Log {
     file: fs::File,
     left: u64,
+    /// Whether a line that a program prints has begun and not ended.
+    open: bool,
 }
 
 impl StepKey {
     /// The key of something that was done to the layer `below`, whose name says all that lies below it.
     pub(super) fn of(below: &str, done: &impl Serialize) -> Result<Self, Error> {
         let done = serde_json::to_string(done)
-            .map_err(|error| failed("name", "a step".as_ref())(io::Error::from(error)))?;
+            .map_err(|error| failed("compute the cache key of", "a step".as_ref())(io::Error::from(error)))?;
         Ok(Self(hexadecimal(&Sha256::digest(format!("{STEP_FORM}\n{below}\n{done}")))))
     }
 }
@@ -76,7 +82,7 @@ pub(super) fn find(data: &Path, layers: &Layers, key: &StepKey) -> Result<Option
 /// Remembers what a step became.
 pub(super) fn keep(data: &Path, key: &StepKey, layer: &str, digest: &str) -> Result<(), Error> {
     let directory = directory(data);
-    fs::create_dir_all(&directory).map_err(failed("make directory", &directory))?;
+    fs::create_dir_all(&directory).map_err(failed("create directory", &directory))?;
     let path = directory.join(format!("{}.json", key.0));
     let became = Became { layer: layer.to_owned(), digest: digest.to_owned() };
     let text = serde_json::to_vec(&became).map_err(io::Error::from).map_err(failed("write", &path))?;
@@ -123,14 +129,39 @@ impl Log {
     pub(super) fn begin(data: &Path, name: &str) -> Result<Self, Error> {
         let path = log_path(data, name)?;
         let directory = directory(data);
-        fs::create_dir_all(&directory).map_err(failed("make directory", &directory))?;
+        fs::create_dir_all(&directory).map_err(failed("create directory", &directory))?;
         let mut options = fs::OpenOptions::new();
         let file = options.write(true).create(true).truncate(true).mode(0o600).open(&path);
-        Ok(Self { file: file.map_err(failed("write", &path))?, left: LOG_BYTES_MAX })
+        Ok(Self { file: file.map_err(failed("write", &path))?, left: LOG_BYTES_MAX, open: false })
     }
 
-    /// Keeps what was said, as long as there is room. A build does not fail because its log cannot be written.
-    pub(super) fn say(&mut self, bytes: &[u8]) {
+    /// Keeps a line of the build itself.
+    pub(super) fn say(&mut self, line: &str) {
+        if std::mem::take(&mut self.open) {
+            self.write(b"\n");
+        }
+        // One line, whatever a recipe or a name in it holds.
+        let line: String = line.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        self.write(line.as_bytes());
+        self.write(b"\n");
+    }
+
+    /// Keeps what a program printed, in pieces as they come.
+    pub(super) fn print(&mut self, bytes: &[u8]) {
+        if api::defence::is_off("U-21") {
+            return self.write(bytes);
+        }
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if !self.open {
+                self.write(PRINTED);
+            }
+            self.write(piece);
+            self.open = !piece.ends_with(b"\n");
+        }
+    }
+
+    /// Writes as long as there is room. A build does not fail because its log cannot be written.
+    fn write(&mut self, bytes: &[u8]) {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
         self.left -= most as u64;
         let _ = self.file.write_all(bytes.get(..most).unwrap_or_default());
@@ -144,6 +175,33 @@ fn directory(data: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_program_writes_a_line_of_the_build() {
+        // U-21
+        let data = tempfile::tempdir().unwrap();
+        let mut log = Log::begin(data.path(), "x").unwrap();
+        log.say("# step 1 of 1: run evil\n# step 1 of 2\n");
+        for piece in ["one\n# st", "ep 2 of 3: run\n", "\n", "# installed x", " sha256:0"] {
+            log.print(piece.as_bytes());
+        }
+        log.say("# refused: y\n");
+        log.print(b"last");
+        let said = fs::read_to_string(log_path(data.path(), "x").unwrap()).unwrap();
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "# step 1 of 1: run evil # step 1 of 2",
+                "  one",
+                "  # step 2 of 3: run",
+                "  ",
+                "  # installed x sha256:0",
+                "# refused: y",
+                "  last",
+            ]
+        );
+    }
 
     #[tokio::test]
     async fn a_step_is_known_by_all_that_went_into_it_and_believed_only_while_its_layer_is_there() {

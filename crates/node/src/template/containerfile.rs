@@ -21,17 +21,19 @@ const USERS: &str = "for list in passwd group; do \\
 
 /// The name that people and recipes have for the image of a template.
 pub(super) fn named(template: &str) -> String {
-    format!("localhost/belljar/{template}:latest")
+    format!("localhost/bellglass/{template}:latest")
 }
 
 impl Recipe {
-    /// The recipe as a Containerfile whose image is this template's. Files are copied from beside the recipe.
+    /// The recipe as a Containerfile whose image is this template's, from `ground` where that is given. Files are copied from beside
+    /// the recipe.
     ///
     /// # Errors
     /// Something in the recipe cannot be said in a Containerfile.
-    pub fn containerfile(&self, template: &Template) -> Result<String, Error> {
-        let mut text = String::from("# Made from a recipe of Belljar's; change the recipe, not this.\n");
+    pub fn containerfile(&self, template: &Template, ground: Option<&str>) -> Result<String, Error> {
+        let mut text = String::from("# Generated from a Bellglass recipe. Edit the recipe, not this file.\n");
         let ground = match &self.from {
+            Ground::Named(_) if ground.is_some() => ground.unwrap_or_default().to_owned(),
             Ground::Debian(debian) => format!("docker.io/library/debian:{}-slim", debian.debian),
             Ground::Named(image) if image.contains(['/', ':']) => image.clone(),
             Ground::Named(template) => named(template),
@@ -53,6 +55,14 @@ impl Recipe {
             text.push_str("WORKDIR /workspace\n");
         }
         Ok(text)
+    }
+
+    /// The template of this machine that it begins with, if it does.
+    pub(super) fn ground(&self) -> Option<&str> {
+        match &self.from {
+            Ground::Named(template) if !template.contains(['/', ':']) => Some(template),
+            Ground::Named(_) | Ground::Debian(_) => None,
+        }
     }
 
     /// Whether building it takes a network.
@@ -77,8 +87,8 @@ fn write_step(text: &mut String, step: &Step, as_user: &mut bool) -> Result<(), 
             let _ = writeln!(text, "COPY {}", list(&[copy.from.clone(), copy.to.clone()]));
         }
         Step::Sent(_) => {
-            let fix = "Copy from beside a recipe.";
-            return Err(super::unsound("what was sent is not there for a Containerfile", fix));
+            let fix = "Copy files from the recipe's directory.";
+            return Err(super::unsound("uploaded files cannot be used in a Containerfile", fix));
         }
         Step::Apt(_) | Step::Pip(_) | Step::Npm(_) | Step::Run(_) | Step::RunAs(..) => {
             let as_user = step.by_user(*as_user);
@@ -118,8 +128,8 @@ fn list(words: &[String]) -> String {
 fn quoted(value: &str) -> Result<String, Error> {
     if value.contains(['\n', '\r']) {
         return Err(unsound(
-            format!("{value:?} has more than one line, which no Containerfile can say"),
-            "Set it in the program, or build the template with OCI runtimes.",
+            format!("{value:?} has more than one line, which a Containerfile cannot express"),
+            "Set the value in the program, or build the template with OCI runtimes.",
         ));
     }
     let escaped = value.replace('\\', "\\\\").replace('"', "\\\"").replace('$', "\\$");
@@ -144,7 +154,7 @@ mod tests {
             ]
         "#;
         let recipe = Recipe::parse(recipe).unwrap();
-        let text = recipe.containerfile(&Template::of("a")).unwrap();
+        let text = recipe.containerfile(&Template::of("a"), None).unwrap();
         assert!(text.contains("FROM docker.io/library/debian:trixie-slim\n"), "{text}");
         assert!(text.contains(r#""--","numpy==2.2.1","x; rm -rf /"]"#), "{text}");
         assert!(text.contains(r#"ENV A="a \$B \"c\" \\""#), "{text}");
@@ -160,7 +170,7 @@ mod tests {
     #[test]
     fn what_a_containerfile_cannot_say_is_refused() {
         let recipe = Recipe::parse("from = \"base\"\nsteps = [{ env = { A = \"a\\nb\" } }]").unwrap();
-        assert!(recipe.containerfile(&Template::of("a")).is_err());
+        assert!(recipe.containerfile(&Template::of("a"), None).is_err());
         assert!(!recipe.reaches_out());
     }
 }

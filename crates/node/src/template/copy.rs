@@ -44,15 +44,15 @@ pub(super) fn add(directory: &Path, copy: &Copy, builder: &mut Builder<impl Writ
         rustix::fs::openat2(&home, &*copy.from, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), BELOW);
     if let Err(errno) = opened {
         return Err(unsound(
-            format!("{:?} cannot be copied: {errno}", copy.from),
-            "Name a file or a directory below the recipe's own directory.",
+            format!("cannot copy {:?}: {errno}", copy.from),
+            "Use a file or directory below the recipe's directory.",
         ));
     }
     let mut packer = Packer { builder, entries: 0, bytes: 0 };
     let inside = PathBuf::from(copy.to.trim_start_matches('/'));
     let packed = packer.one(&home, Path::new(&copy.from), &inside, 0);
     packed.map_err(|error| match error.raw_os_error() {
-        None => unsound(format!("{:?} cannot be copied: {error}", copy.from), "Copy less, or other things."),
+        None => unsound(format!("cannot copy {:?}: {error}", copy.from), "Copy fewer or different files."),
         Some(_) => failed("copy", &path)(error),
     })
 }
@@ -61,7 +61,7 @@ impl<W: Write> Packer<'_, W> {
     fn one(&mut self, parent: &OwnedFd, name: &Path, inside: &Path, depth: usize) -> io::Result<()> {
         self.entries += 1;
         if self.entries > ENTRIES_MAX || depth > DEPTH_MAX {
-            return Err(io::Error::other("it has too many files, or directories that are too deep"));
+            return Err(io::Error::other("there are too many files or too deeply nested directories"));
         }
         // Of the name a recipe gives, what is on its way may be a link that stays below; what it names is looked at itself.
         let (parent, last) = match (name.parent(), name.file_name()) {
@@ -73,7 +73,7 @@ impl<W: Write> Packer<'_, W> {
         };
         if last.as_os_str().as_bytes().starts_with(b".wh.") {
             return Err(io::Error::other(format!(
-                "{} has a name that hides another in a layer",
+                "the name of {} starts with `.wh.`, which would hide another file in a layer",
                 inside.display()
             )));
         }
@@ -86,7 +86,9 @@ impl<W: Write> Packer<'_, W> {
                 let size = u64::try_from(stat.st_size).unwrap_or(0);
                 self.bytes = self.bytes.saturating_add(size);
                 if self.bytes > BYTES_MAX {
-                    return Err(io::Error::other(format!("it has more than {BYTES_MAX} bytes")));
+                    return Err(io::Error::other(format!(
+                        "the files are larger than {BYTES_MAX} bytes in total"
+                    )));
                 }
                 header.set_size(size);
                 self.builder.append_data(&mut header, inside, Exactly { file, left: size })
@@ -120,7 +122,7 @@ impl<W: Write> Packer<'_, W> {
             | FileType::CharacterDevice
             | FileType::BlockDevice
             | FileType::Unknown => {
-                Err(io::Error::other(format!("{} is no file, directory or symlink", inside.display())))
+                Err(io::Error::other(format!("{} is not a file, directory or symlink", inside.display())))
             }
         }
     }
@@ -137,7 +139,7 @@ impl Read for Exactly {
         let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
         let count = self.file.read(buffer.get_mut(..most).unwrap_or_default())?;
         if count == 0 && most > 0 {
-            return Err(io::Error::other("a file became shorter meanwhile"));
+            return Err(io::Error::other("a file was truncated while it was being copied"));
         }
         self.left -= count as u64;
         Ok(count)

@@ -6,14 +6,14 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use runtime::engine::Engine;
+use runtime::engine::{EMPTY, Engine, Kind, Place};
 
 use super::build::Order;
 use super::containerfile::named;
 use super::image::Image;
 use super::package::Package;
 use super::recipe::{Copy, Recipe, Step};
-use super::{Progress, Store, Template, Watch, copy, failed, store, unsound};
+use super::{Progress, Store, Template, Watch, copy, failed, loadable, store, unsound};
 use crate::error::Error;
 
 /// Makes a template of an image file, which the engine keeps.
@@ -24,8 +24,10 @@ pub async fn import(data: &Path, engine: &Engine, name: &str, file: &Path) -> Re
     store::check_name(name)?;
     let package = Package::open(file)?;
     let image = Image::read(&package)?;
-    super::image::check_names(&package, &image)?;
-    let archive = File::open(file).map_err(failed("open", file))?;
+    let archive = match api::defence::is_off("I-10") {
+        true => File::open(file).map_err(failed("open", file))?,
+        false => loadable::written(data, &package, &image)?,
+    };
     let loaded = engine.load(archive).await?;
     let template = Template { env: image.env, cwd: image.cwd, ..Template::of(name) };
     let template = image.note.map_or(template.clone(), |note| note.written_on(template));
@@ -45,19 +47,73 @@ pub async fn build(
     store::check_name(order.name)?;
     if order.registry.is_some() {
         return Err(unsound(
-            "an engine knows its own registries",
-            "Configure the engine for it, and leave --registry out.",
+            "--registry is not supported with a container engine",
+            "Configure the registry in the engine and omit --registry.",
         ));
     }
     let template = described(order.name, order.recipe)?;
-    let text = order.recipe.containerfile(&template)?;
+    let ground = GroundImage::of(data, engine, order.recipe).await?;
+    let text = order.recipe.containerfile(&template, ground.as_ref().map(|ground| ground.tag.as_str()));
+    let text = text?;
     // A name that nothing has that the recipe copies.
     let file = format!("Containerfile-{}", crate::machine::fresh_id()?);
     let archive = context(data, order, (&file, &text))?;
-    let tag = named(order.name);
+    // Names of an engine's can be moved by others: what is found by this one is what was built.
+    let tag = passing()?;
     let says = |line: &str| watch(Progress::Says(line));
-    engine.build(archive, (&file, &tag), (order.recipe.reaches_out(), order.fresh), &says).await?;
-    keep(data, engine, template, &tag).await
+    let built = engine.build(archive, (&file, &tag), (order.recipe.reaches_out(), order.fresh), &says).await;
+    if let Some(ground) = ground {
+        engine.untag(&ground.id, &ground.tag).await?;
+    }
+    built?;
+    let kept = keep(data, engine, template, &tag).await?;
+    if let Some(id) = engine.id_of(&kept.image())? {
+        engine.untag(&id, &tag).await?;
+    }
+    Ok(kept)
+}
+
+/// Removes from every engine of this machine what no template needs any more.
+///
+/// # Errors
+/// An engine that has such images does not answer.
+pub async fn tidy(data: &Path) -> Result<(), Error> {
+    let mut keep: Vec<String> = Store::new(data).list()?.iter().map(Template::image).collect();
+    keep.push(EMPTY.to_owned());
+    for kind in Kind::ALL {
+        if data.join("engine").join(format!("{}-images", kind.name())).is_dir() {
+            Engine::new(Place::find(kind)?, data)?.forget_all_but(&keep).await?;
+        }
+    }
+    Ok(())
+}
+
+/// The image that a build begins with, by a tag for this build alone.
+struct GroundImage {
+    id: String,
+    tag: String,
+}
+
+impl GroundImage {
+    /// The image of the template that a recipe begins with, if it begins with one.
+    async fn of(data: &Path, engine: &Engine, recipe: &Recipe) -> Result<Option<Self>, Error> {
+        let Some(template) = recipe.ground() else { return Ok(None) };
+        let template = Store::new(data).load(template)?;
+        let Some(id) = engine.id_of(&template.image())? else {
+            return Err(unsound(
+                format!("the engine has no image for template {}", template.name),
+                &format!("Build the image first: `bellglass build-sandbox {}`.", template.name),
+            ));
+        };
+        let tag = passing()?;
+        engine.tag(&id, &tag).await?;
+        Ok(Some(Self { id, tag }))
+    }
+}
+
+/// A tag that nobody can guess, for as long as something is made.
+fn passing() -> Result<String, Error> {
+    Ok(format!("localhost/bellglass/making:{}", crate::machine::fresh_id()?))
 }
 
 /// What sandboxes of a recipe start with.
@@ -91,10 +147,9 @@ pub fn described(name: &str, recipe: &Recipe) -> Result<Template, Error> {
 /// Gives the image its names, and writes the template down.
 async fn keep(data: &Path, engine: &Engine, template: Template, loaded: &str) -> Result<Template, Error> {
     let digest = engine.digest(loaded).await?;
+    let id = format!("sha256:{digest}");
     let template = Template { layers: vec![digest], ..template };
-    for name in [template.image(), named(&template.name)] {
-        engine.tag(loaded, &name).await?;
-    }
+    engine.adopt(&id, &template.image(), &[named(&template.name)]).await?;
     Store::new(data).save(&template)?;
     Ok(template)
 }
@@ -105,7 +160,7 @@ fn context(data: &Path, order: &Order<'_>, (name, text): (&str, &str)) -> Result
     let path = directory.join(format!("context-{}", crate::machine::fresh_id()?));
     let mut options = File::options();
     let mut file =
-        options.read(true).write(true).create_new(true).open(&path).map_err(failed("make", &path))?;
+        options.read(true).write(true).create_new(true).open(&path).map_err(failed("create", &path))?;
     std::fs::remove_file(&path).map_err(failed("remove", &path))?;
     let mut archive = tar::Builder::new(&mut file);
     let mut header = tar::Header::new_gnu();

@@ -1,4 +1,4 @@
-//! A template as one file: an OCI layout in an archive, which Belljar imports and other tools read too.
+//! A template as one file: an OCI layout in an archive, which Bellglass imports and other tools read too.
 //!
 //! Each layer is packed by a guest that was given it to read, as nothing of a layer is ever opened by the host.
 
@@ -26,7 +26,7 @@ use crate::link::Ask;
 use crate::sandbox::Sandbox;
 
 /// Where an image says what only a template has.
-pub(super) const LABEL: &str = "dev.belljar.template";
+pub(super) const LABEL: &str = "dev.bellglass.template";
 /// How often it is looked whether there is room for more.
 const ROOM_EVERY_BYTES: u64 = 64 << 20;
 const PACK_WITHIN: Duration = Duration::from_secs(60);
@@ -94,18 +94,18 @@ impl Builder {
         let template = Store::new(&self.data).load(name)?;
         if file.exists() {
             return Err(unsound(
-                format!("{} is there already", file.display()),
-                "Name another file, or remove it.",
+                format!("{} already exists", file.display()),
+                "Choose another file name, or remove the file.",
             ));
         }
         let part = PathBuf::from(format!("{}.part", file.display()));
-        let made = File::create(&part).map_err(failed("make", &part))?;
+        let made = File::create(&part).map_err(failed("create", &part))?;
         let written = self.write_image(&template, &layers, (made, &part), watch).await;
         if written.is_err() {
             // The error that there is says more than that what was begun cannot be removed.
             let _ = std::fs::remove_file(&part);
         }
-        written.and_then(|()| std::fs::rename(&part, file).map_err(failed("make", file)))
+        written.and_then(|()| std::fs::rename(&part, file).map_err(failed("create", file)))
     }
 
     /// Gives a template to an engine, unless it has it.
@@ -122,16 +122,15 @@ impl Builder {
         let path = self.data.join(format!("engine/loading-{}", self.fresh_id()?));
         let mut options = File::options();
         let made =
-            options.read(true).write(true).create_new(true).open(&path).map_err(failed("make", &path))?;
+            options.read(true).write(true).create_new(true).open(&path).map_err(failed("create", &path))?;
         std::fs::remove_file(&path).map_err(failed("remove", &path))?;
-        let mut archive = made.try_clone().map_err(failed("make", &path))?;
-        self.write_image(&template, &layers, (made, &path), watch).await?;
+        let mut archive = made.try_clone().map_err(failed("create", &path))?;
+        // What an engine is given has no name: it would take it over from whatever has it there.
+        let nameless = Template { name: String::new(), ..template.clone() };
+        self.write_image(&nameless, &layers, (made, &path), watch).await?;
         io::Seek::rewind(&mut archive).map_err(failed("read", &path))?;
         let loaded = engine.load(archive).await?;
-        // Engines do not agree on which of the names in it are its names.
-        for name in [template.image(), super::containerfile::named(name)] {
-            engine.tag(&loaded, &name).await?;
-        }
+        engine.adopt(&loaded, &template.image(), &[super::containerfile::named(name)]).await?;
         Ok(template)
     }
 
@@ -162,11 +161,15 @@ impl Builder {
         });
         let manifest =
             document(&mut archive, manifest.to_string().as_bytes()).map_err(failed("write", path))?;
+        let annotations = match template.name.as_str() {
+            "" => json!({}),
+            name => json!({ "org.opencontainers.image.ref.name": name }),
+        };
         let described = json!({
             "mediaType": MANIFEST,
             "digest": manifest.digest,
             "size": manifest.size,
-            "annotations": { "org.opencontainers.image.ref.name": template.name },
+            "annotations": annotations,
         });
         let index = json!({ "schemaVersion": 2, "manifests": [described] }).to_string();
         // The same in the words of `docker save`: engines of some years ago read no other.
@@ -195,7 +198,8 @@ impl Builder {
         let packed = async {
             let ask = Ask { method: Method::GET, path: "/layer?of=0".into(), body: Bytes::new() };
             let body = sandbox.link().ask_once(&ask, None, PACK_WITHIN).await?.into_body();
-            collect(Source::of_guest(body), &making.path().join("layer.tar"), watch).await
+            // A layer that is kept was measured when it was made.
+            collect(Source::of_guest(body, u64::MAX), &making.path().join("layer.tar"), watch).await
         }
         .await;
         sandbox.stop(Duration::ZERO).await?;
@@ -230,7 +234,7 @@ async fn collect(mut source: Source, path: &Path, watch: Watch<'_>) -> Result<(F
             Some(Piece::Says(_)) => {}
             Some(Piece::End(digest)) => return Ok((file, digest)),
             Some(Piece::Failed(error)) => return Err(error),
-            None => return Err(Error::Protocol("a layer broke off while it was packed".into())),
+            None => return Err(Error::Protocol("a layer ended early while it was being packed".into())),
         }
     }
 }

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::export::{LABEL, Note};
 use super::package::Package;
-use super::{layers, unsound};
+use super::{keys, layers, unsound};
 use crate::error::Error;
 
 /// Indexes inside indexes. Images for several machines have one inside the outermost.
@@ -21,7 +21,7 @@ const VARIABLES_BYTES_MAX: usize = api::limits::ARGV_ENV_BYTES_MAX / 2;
 /// `PATH_MAX` of Linux.
 const PATH_BYTES_MAX: usize = 4096;
 /// Where no exec may start: an image could mean an open descriptor of a process.
-const NO_PLACES: [&str; 4] = ["proc", "sys", "dev", ".belljar"];
+const NO_PLACES: [&str; 4] = ["proc", "sys", "dev", ".bellglass"];
 
 /// An image.
 #[derive(Debug, Default)]
@@ -34,6 +34,8 @@ pub(super) struct Image {
     pub(super) cwd: Option<String>,
     /// What only a template has, where it was one.
     pub(super) note: Option<Note>,
+    /// Its configuration, as it was read.
+    pub(super) configuration: Vec<u8>,
 }
 
 /// One layer.
@@ -81,8 +83,6 @@ struct Manifest {
 #[serde(rename_all = "PascalCase")]
 struct Saved {
     config: String,
-    #[serde(default)]
-    repo_tags: Option<Vec<String>>,
     layers: Vec<String>,
 }
 
@@ -108,43 +108,19 @@ struct RootFs {
     diff_ids: Vec<String>,
 }
 
-/// Refuses an archive that an engine would read as another image than we do, or that gives an image one of our names: engines take
-/// names from archives as they are.
-pub(super) fn check_names(package: &Package, image: &Image) -> Result<(), Error> {
-    if !package.has("manifest.json") {
-        return Ok(());
-    }
-    let saved: Vec<Saved> = parse("manifest.json", &package.document("manifest.json", None)?)?;
-    let ours = |name: &String| name.contains("belljar/");
-    if saved.iter().any(|one| one.repo_tags.iter().flatten().any(ours)) {
-        return Err(unsound(
-            "the image has a name that is Belljar's own",
-            "Save it under another name: `docker tag`, then `docker save`.",
-        ));
-    }
-    let other = Image::saved(package)?;
-    let same = |one: &Image| {
-        (one.layers.iter().map(|layer| layer.diff_id.clone()).collect::<Vec<_>>(), one.env.clone())
-    };
-    if same(&other) != same(image) {
-        return Err(unsound("the file holds two images that are not the same", "Save one image alone."));
-    }
-    Ok(())
-}
-
 impl Image {
     /// Reads the one image for this machine.
     pub(super) fn read(package: &Package) -> Result<Self, Error> {
         // Newer `docker save` archives are both; the layout has digests for everything.
         if package.has("index.json") {
-            let index: Index = parse("index.json", &package.document("index.json", None)?)?;
+            let index: Index = strict("index.json", &package.document("index.json", None)?, &keys::INDEX)?;
             return Self::pick(package, &index.manifests, 0);
         }
         if package.has("manifest.json") {
             return Self::saved(package);
         }
         Err(unsound(
-            "this is neither an OCI layout nor a `docker save` archive: it has no index.json and no manifest.json",
+            "this is not an OCI layout or a `docker save` archive: it has neither index.json nor manifest.json",
             "Export the image with `docker save`, `podman save` or `skopeo copy docker://… oci:DIRECTORY`.",
         ))
     }
@@ -153,7 +129,7 @@ impl Image {
     fn pick(package: &Package, manifests: &[Descriptor], depth: usize) -> Result<Self, Error> {
         if depth >= DEPTH_MAX {
             return Err(Error::Request(api::limits::exceeded(
-                "the depth of indexes in the image",
+                "the nesting depth of indexes in the image",
                 depth as u64 + 1,
                 DEPTH_MAX as u64,
             )));
@@ -170,17 +146,17 @@ impl Image {
         let name = blob(&chosen.digest)?;
         let text = package.document(&name, Some(&chosen.digest))?;
         if chosen.media_type.contains("index") || chosen.media_type.contains("manifest.list") {
-            let index: Index = parse(&name, &text)?;
+            let index: Index = strict(&name, &text, &keys::INDEX)?;
             return Self::pick(package, &index.manifests, depth + 1);
         }
-        let manifest: Manifest = parse(&name, &text)?;
+        let manifest: Manifest = strict(&name, &text, &keys::MANIFEST)?;
         let config = package.document(&blob(&manifest.config.digest)?, Some(&manifest.config.digest))?;
         let mut blobs = Vec::new();
         for layer in &manifest.layers {
             if !layer.media_type.contains("tar") || layer.media_type.contains("encrypted") {
                 return Err(unsound(
-                    format!("a layer is of the type {:?}, which is not known", shown(&layer.media_type)),
-                    "Export the image with layers that are archives, plain or packed by gzip or Zstandard.",
+                    format!("unknown layer type {:?}", shown(&layer.media_type)),
+                    "Export the image with layers that are tar archives, uncompressed or compressed with gzip or Zstandard.",
                 ));
             }
             let name = blob(&layer.digest)?;
@@ -190,27 +166,28 @@ impl Image {
             }
             blobs.push((name, Some(layer.digest.clone())));
         }
-        Self::new(parse("the configuration", &config)?, blobs)
+        Self::new(("the configuration", config), blobs)
     }
 
     /// Reads the one image of a `docker save` archive.
     fn saved(package: &Package) -> Result<Self, Error> {
-        let images: Vec<Saved> = parse("manifest.json", &package.document("manifest.json", None)?)?;
+        let text = package.document("manifest.json", None)?;
+        let images: Vec<Saved> = strict("manifest.json", &text, &keys::SAVED)?;
         let [image] = images.as_slice() else { return Err(no_choice(images.len(), &[])) };
         let config = package.document(&image.config, named(&image.config).as_deref())?;
         let blobs = image.layers.iter().map(|name| (name.clone(), named(name))).collect();
-        Self::new(parse(&image.config, &config)?, blobs)
+        Self::new((&image.config, config), blobs)
     }
 
-    fn new(configuration: Configuration, blobs: Vec<(String, Option<String>)>) -> Result<Self, Error> {
-        let Configuration { architecture, os, config, rootfs } = configuration;
+    fn new((name, text): (&str, Vec<u8>), blobs: Vec<(String, Option<String>)>) -> Result<Self, Error> {
+        let Configuration { architecture, os, config, rootfs } = strict(name, &text, &keys::CONFIGURATION)?;
         if !is_ours(&os, &architecture) {
             return Err(foreign(&format!("{}/{}", shown(&os), shown(&architecture))));
         }
         let diff_ids = rootfs.diff_ids;
         if blobs.is_empty() || blobs.len() != diff_ids.len() {
             return Err(unsound(
-                format!("the image has {} layers and {} digests for them", blobs.len(), diff_ids.len()),
+                format!("the image has {} layers but {} layer digests", blobs.len(), diff_ids.len()),
                 "Export an image that has at least one layer.",
             ));
         }
@@ -226,15 +203,21 @@ impl Image {
             .map(|((blob, digest), diff_id)| check_digest(&diff_id).map(|()| Layer { blob, digest, diff_id }))
             .collect::<Result<_, _>>()?;
         let wishes = config.unwrap_or_default();
-        Ok(Self { layers, env: variables(&wishes)?, cwd: directory(&wishes)?, note: note(&wishes)? })
+        Ok(Self {
+            layers,
+            env: variables(&wishes)?,
+            cwd: directory(&wishes)?,
+            note: note(&wishes)?,
+            configuration: text,
+        })
     }
 }
 
 /// The error for a part that is not what the image says it is.
 pub(super) fn mismatch(name: &str, expected: &str, found: &str) -> Error {
     unsound(
-        format!("part {:?} of the image should be {expected} and is {found}", shown(name)),
-        "The image is damaged or was changed: export it again.",
+        format!("part {:?} of the image does not match: expected {expected}, found {found}", shown(name)),
+        "The image is damaged or was modified. Export the image again.",
     )
 }
 
@@ -249,22 +232,29 @@ fn note(wishes: &Wishes) -> Result<Option<Note>, Error> {
 fn variables(wishes: &Wishes) -> Result<BTreeMap<String, String>, Error> {
     let listed = wishes.env.as_deref().unwrap_or_default();
     if listed.len() > VARIABLES_MAX {
-        let exceeded =
-            api::limits::exceeded("the number of variables", listed.len() as u64, VARIABLES_MAX as u64);
+        let exceeded = api::limits::exceeded(
+            "the number of environment variables in the image",
+            listed.len() as u64,
+            VARIABLES_MAX as u64,
+        );
         return Err(Error::Request(exceeded));
     }
     let bytes: usize = listed.iter().map(String::len).sum();
     if bytes > VARIABLES_BYTES_MAX {
         let (bytes, most) = (bytes as u64, VARIABLES_BYTES_MAX as u64);
-        return Err(Error::Request(api::limits::exceeded("the size of all variables", bytes, most)));
+        return Err(Error::Request(api::limits::exceeded(
+            "the total size of the environment variables in bytes",
+            bytes,
+            most,
+        )));
     }
     let mut variables = BTreeMap::new();
     for text in listed {
         let (name, value) = text.split_once('=').unwrap_or((text, ""));
         if !super::recipe::is_variable(name, value) {
             return Err(unsound(
-                format!("the image has the variable {:?}, which no program could have", shown(text)),
-                "Make the image again without it.",
+                format!("the image has an invalid environment variable {:?}", shown(text)),
+                "Rebuild the image without this variable.",
             ));
         }
         variables.insert(name.to_owned(), value.to_owned());
@@ -282,8 +272,8 @@ fn directory(wishes: &Wishes) -> Result<Option<String>, Error> {
         && !parts.first().is_some_and(|first| NO_PLACES.contains(first));
     if !sound {
         return Err(unsound(
-            format!("the image wants its programs to start in {:?}", shown(path)),
-            "Make the image again with an absolute WORKDIR of its own.",
+            format!("the image has an invalid working directory {:?}", shown(path)),
+            "Rebuild the image with an absolute WORKDIR that has no `..` and is not in /proc, /sys, /dev or /.bellglass.",
         ));
     }
     // Docker's own default says nothing: then the sandbox's does.
@@ -293,8 +283,8 @@ fn directory(wishes: &Wishes) -> Result<Option<String>, Error> {
 fn no_choice(count: usize, manifests: &[Descriptor]) -> Error {
     if count > 1 {
         return unsound(
-            format!("there are {count} images in here"),
-            "Export one of them; `docker save NAME` with one name and one tag does.",
+            format!("the archive or layout contains {count} images"),
+            "Export only one image, for example with `docker save NAME:TAG`.",
         );
     }
     let platforms: BTreeSet<String> = manifests
@@ -303,15 +293,15 @@ fn no_choice(count: usize, manifests: &[Descriptor]) -> Error {
         .map(|on| format!("{}/{}", shown(&on.os), shown(&on.architecture)))
         .collect();
     if platforms.is_empty() {
-        return unsound("there is no image in here", "Export the image again.");
+        return unsound("the archive or layout contains no image", "Export the image again.");
     }
     foreign(&platforms.into_iter().take(16).collect::<Vec<_>>().join(", "))
 }
 
 fn foreign(platforms: &str) -> Error {
     unsound(
-        format!("the image is for {platforms}, this machine is linux/{}", architecture()),
-        &format!("Export it with `--platform linux/{}`.", architecture()),
+        format!("the image is for {platforms}, but this machine is linux/{}", architecture()),
+        &format!("Export the image with `--platform linux/{}`.", architecture()),
     )
 }
 
@@ -338,8 +328,8 @@ fn check_digest(digest: &str) -> Result<(), Error> {
     match digest.strip_prefix("sha256:") {
         Some(rest) if layers::is_key(rest) => Ok(()),
         _ => Err(unsound(
-            format!("the image has the digest {:?}, which is no SHA-256", shown(digest)),
-            "Export the image again, with SHA-256.",
+            format!("the image has the digest {:?}, which is not SHA-256", shown(digest)),
+            "Export the image again with SHA-256 digests.",
         )),
     }
 }
@@ -351,9 +341,20 @@ fn named(name: &str) -> Option<String> {
     layers::is_key(bare).then(|| format!("sha256:{bare}"))
 }
 
+/// Reads a document that programs other than this one read too.
+fn strict<T: DeserializeOwned>(name: &str, text: &[u8], shape: &'static keys::Shape) -> Result<T, Error> {
+    match keys::check(text, shape) {
+        Err(error) if !api::defence::is_off("I-10") => Err(unsound(
+            format!("{:?} of the image is invalid: {error}", shown(name)),
+            "Save the image again with `docker save`, `podman save` or `skopeo copy`.",
+        )),
+        _ => parse(name, text),
+    }
+}
+
 fn parse<T: DeserializeOwned>(name: &str, text: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(text).map_err(|error| {
-        unsound(format!("{name:?} of the image is not what it should be: {error}"), "Export the image again.")
+        unsound(format!("{name:?} of the image is invalid: {error}"), "Export the image again.")
     })
 }
 

@@ -118,17 +118,21 @@ impl Layers {
                 "tmp",
                 "workspace",
                 "home/sandbox",
-                ".belljar/channel",
-                ".belljar/spool",
+                ".bellglass/channel",
+                ".bellglass/spool",
             ];
             let numbered = (0..LAYERS_MAX).map(|number| format!("layers/{number}"));
             for name in own.map(str::to_owned).into_iter().chain(numbered).chain(["layers/target".to_owned()])
             {
                 let path = root.join(name);
-                DirBuilder::new().recursive(true).mode(0o755).create(&path).map_err(failed("make", &path))?;
+                DirBuilder::new()
+                    .recursive(true)
+                    .mode(0o755)
+                    .create(&path)
+                    .map_err(failed("create", &path))?;
             }
-            let guest = root.join(".belljar/guest");
-            File::create(&guest).map_err(failed("make", &guest))?;
+            let guest = root.join(".bellglass/guest");
+            File::create(&guest).map_err(failed("create", &guest))?;
             making.rename(EMPTY)?;
         }
         Ok(path.join("fs"))
@@ -168,7 +172,7 @@ impl Making {
     fn rename(self, name: &str) -> Result<(), Error> {
         let opened = File::open(&self.path).map_err(failed("open", &self.path))?;
         // A name says that all of it is there, also after the power went.
-        rustix::fs::syncfs(&opened).map_err(|errno| failed("write out", &self.path)(errno.into()))?;
+        rustix::fs::syncfs(&opened).map_err(|errno| failed("flush", &self.path)(errno.into()))?;
         fs::set_permissions(&self.path, fs::Permissions::from_mode(CLOSED))
             .map_err(failed("close", &self.path))?;
         let path = self.layers.join(name);
@@ -182,7 +186,7 @@ impl Making {
             {
                 self.discard()
             }
-            other => other.map_err(failed("keep", &path)),
+            other => other.map_err(failed("store", &path)),
         }
     }
 }
@@ -198,7 +202,10 @@ pub async fn using(data: &Path) -> Result<File, Error> {
     let deadline = tokio::time::Instant::now() + LOCK_WITHIN;
     while !try_lock(&lock, FlockOperation::NonBlockingLockShared, &path)? {
         if tokio::time::Instant::now() > deadline {
-            return Err(Error::Deadline { what: "another command that removes layers", after: LOCK_WITHIN });
+            return Err(Error::Deadline {
+                what: "waiting for another command that removes layers",
+                after: LOCK_WITHIN,
+            });
         }
         tokio::time::sleep(LOCK_EVERY).await;
     }
@@ -311,7 +318,7 @@ pub(super) fn hexadecimal(bytes: &[u8]) -> String {
 pub(super) fn remove(path: &Path) -> Result<(), Error> {
     if mounts::any_below(path).map_err(failed("look for mounts below", path))? {
         return Err(failed("remove", path)(io::Error::other(
-            "something is mounted below it; unmount that first",
+            "a file system is mounted below this directory; unmount it first",
         )));
     }
     match fs::remove_dir_all(path) {
@@ -323,7 +330,7 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
 fn directory(path: &Path, mode: u32) -> Result<(), Error> {
     match DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(failed("make directory", path)(error))
+            Err(failed("create directory", path)(error))
         }
         // The mode that was asked for, whatever the mask of this process is.
         _ => fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed("open", path)),

@@ -80,8 +80,8 @@ impl Package {
         let count = file.read_at(&mut first, 0).map_err(failed("read", path))?;
         if let Some(tool) = packed(first.get(..count).unwrap_or_default()) {
             return Err(unsound(
-                format!("{} is compressed as a whole", path.display()),
-                &format!("Unpack it once with `{tool}` and import the result."),
+                format!("{} is compressed", path.display()),
+                &format!("Decompress the file with `{tool}` and import the result."),
             ));
         }
         let members = index(&file)?;
@@ -101,7 +101,7 @@ impl Package {
         let mut blob = self.blob(name)?;
         if blob.size > DOCUMENT_BYTES_MAX {
             return Err(Error::Request(api::limits::exceeded(
-                &format!("the size of {name:?}"),
+                &format!("the size of {name:?} in bytes"),
                 blob.size,
                 DOCUMENT_BYTES_MAX,
             )));
@@ -117,7 +117,7 @@ impl Package {
 
     /// A member of any size.
     pub(super) fn blob(&self, name: &str) -> Result<Blob, Error> {
-        let missing = || unsound(format!("the image lacks its part {name:?}"), "Export the image again.");
+        let missing = || unsound(format!("the image has no part {name:?}"), "Export the image again.");
         match self {
             Self::Archive { file, members } => {
                 let mut member = members.get(name).ok_or_else(missing)?;
@@ -193,7 +193,7 @@ fn plain(file: File, path: &Path) -> Result<(File, bool), Error> {
     if kind.is_file() || kind.is_dir() {
         return Ok((file, kind.is_dir()));
     }
-    Err(unsound(format!("{} is no file and no directory", path.display()), "Name an image."))
+    Err(unsound(format!("{} is not a file or directory", path.display()), "Use the path of an image."))
 }
 
 fn packed(first: &[u8]) -> Option<&'static str> {
@@ -211,8 +211,8 @@ fn index(file: &File) -> Result<HashMap<String, Member>, Error> {
     let not_sound = |why: String| {
         let why: String = why.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect();
         unsound(
-            format!("the image is no sound archive: {why}"),
-            "Name a `docker save` archive or an OCI layout.",
+            format!("the image is not a valid archive: {why}"),
+            "Use a `docker save` archive or an OCI layout.",
         )
     };
     let mut archive = tar::Archive::new(file);
@@ -223,14 +223,14 @@ fn index(file: &File) -> Result<HashMap<String, Member>, Error> {
         let mut raw = raw.map_err(|error| not_sound(error.to_string()))?;
         if count >= MEMBERS_MAX {
             return Err(Error::Request(api::limits::exceeded(
-                "the number of members",
+                "the number of archive members",
                 count as u64 + 1,
                 MEMBERS_MAX as u64,
             )));
         }
         let Some((name, member)) = ahead.take(&mut raw).map_err(not_sound)? else { continue };
         if members.insert(name.clone(), member).is_some() {
-            return Err(not_sound(format!("{name:?} is there twice")));
+            return Err(not_sound(format!("duplicate member {name:?}")));
         }
     }
     Ok(members)
@@ -283,7 +283,12 @@ impl Ahead {
                         b"path" => self.name = Some(value()),
                         b"linkpath" => self.target = Some(value()),
                         // A member of 8 GiB or more; or an archive that readers disagree on.
-                        b"size" => return Err("the size of a member is not in its own header".into()),
+                        b"size" => {
+                            return Err(
+                                "the size of a member is in an extended header, which is not supported"
+                                    .into(),
+                            );
+                        }
                         _ => {}
                     }
                 }

@@ -40,7 +40,7 @@ const PACKAGE_BYTES_MAX: usize = 256;
 /// Modules that are imported ahead.
 const IMPORTS_MAX: usize = 256;
 /// What lies at such a place would be covered by what a sandbox mounts there.
-const COVERED: [&str; 7] = ["/proc", "/sys", "/dev", "/tmp", "/workspace", "/home/sandbox", "/.belljar"];
+const COVERED: [&str; 7] = ["/proc", "/sys", "/dev", "/tmp", "/workspace", "/home/sandbox", "/.bellglass"];
 
 /// A recipe, checked.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -144,12 +144,12 @@ impl Recipe {
     /// It is not one, or one of its words is not what it should be.
     pub fn parse(text: &str) -> Result<Self, Error> {
         if text.len() > RECIPE_BYTES_MAX {
-            return Err(over("the size of the recipe", text.len(), RECIPE_BYTES_MAX));
+            return Err(over("the size of the recipe in bytes", text.len(), RECIPE_BYTES_MAX));
         }
         let recipe: Self = toml::from_str(text).map_err(|error| {
             unsound(
-                format!("the recipe cannot be read: {}", error.to_string().trim_end()),
-                "Mend it there; `from`, `steps`, `start`, `ready`, `imports`, `limits` and `policy` are what it may have.",
+                format!("cannot parse the recipe: {}", error.to_string().trim_end()),
+                "Fix the recipe at this position. For an example of a recipe, run `bellglass template build --help`.",
             )
         })?;
         recipe.check()?;
@@ -176,8 +176,8 @@ impl Recipe {
             Ground::Named(word) | Ground::Debian(Debian { debian: word }) => {
                 if word.is_empty() || !word.chars().all(|c| c.is_ascii_graphic()) || word.starts_with('-') {
                     return Err(unsound(
-                        format!("{word:?} is nothing to begin with"),
-                        "Name an image or a release.",
+                        format!("{word:?} is not a valid `from`"),
+                        "Use an image reference or a Debian release.",
                     ));
                 }
             }
@@ -187,7 +187,7 @@ impl Recipe {
         }
         for (index, step) in self.steps.iter().enumerate() {
             step.check().map_err(|why| {
-                unsound(format!("step {} ({}) {why}", index + 1, step.what()), "Mend this step.")
+                unsound(format!("step {} ({}) {why}", index + 1, step.what()), "Fix this step.")
             })?;
         }
         for command in self.start.iter().chain(&self.ready) {
@@ -254,25 +254,22 @@ impl Step {
                     .components()
                     .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
                 if copy.from.is_empty() || !inside {
-                    return Err(format!(
-                        "copies {:?}, which is not below the recipe's own directory",
-                        copy.from
-                    ));
+                    return Err(format!("copies {:?}, which is not below the recipe's directory", copy.from));
                 }
                 place(&copy.to)
             }
             Self::Run(command) | Self::RunAs(_, command) => command.check(),
             Self::Sent(sent) => sent.check(),
             Self::Env(variables) => match variables.iter().find(|(name, value)| !is_variable(name, value)) {
-                Some((name, _)) => Err(format!("sets {name:?}, which no program could have")),
+                Some((name, _)) => Err(format!("sets {name:?}, which is not a valid environment variable")),
                 None => Ok(()),
             },
             Self::User(name) if name == "root" || name == USER => Ok(()),
-            Self::User(name) => Err(format!("names {name:?}, and there are `root` and `{USER}`")),
+            Self::User(name) => Err(format!("names the user {name:?}, but only `root` and `{USER}` exist")),
             Self::Workdir(path) => {
                 let place = absolute(path)?;
                 if is_covered(path) && !COVERED.iter().any(|covered| place == Path::new(covered)) {
-                    return Err(format!("begins in {path:?}, which is not there in a new sandbox"));
+                    return Err(format!("starts in {path:?}, which does not exist in a new sandbox"));
                 }
                 Ok(())
             }
@@ -300,7 +297,7 @@ impl Command {
         let words = self.argv();
         let empty = words.first().is_none_or(String::is_empty) || words.last().is_none_or(String::is_empty);
         let bad = words.iter().any(|word| word.contains('\0') || word.len() > api::limits::WORD_BYTES_MAX);
-        if empty || bad { Err("has no command that could be run".into()) } else { Ok(()) }
+        if empty || bad { Err("has no valid command".into()) } else { Ok(()) }
     }
 }
 
@@ -314,14 +311,14 @@ pub(super) fn debian_word(word: &str) -> bool {
 /// Refuses what cannot be started.
 pub(super) fn check_command(words: &[String]) -> Result<(), Error> {
     let checked = Command::Argv(words.to_vec()).check();
-    checked.map_err(|why| unsound(format!("`start` or `ready` {why}"), "Say what to run."))
+    checked.map_err(|why| unsound(format!("`start` or `ready` {why}"), "Specify the command to run."))
 }
 
 /// Refuses what is not a directory that execs could start in.
 pub(super) fn check_directory(path: &str) -> Result<(), Error> {
     Step::Workdir(path.to_owned())
         .check()
-        .map_err(|why| unsound(format!("the template {why}"), "Name another one."))
+        .map_err(|why| unsound(format!("the template {why}"), "Choose another directory."))
 }
 
 /// Refuses a policy that no template can have.
@@ -329,8 +326,8 @@ pub(super) fn check_policy(policy: &Policy) -> Result<(), Error> {
     policy.check().map_err(Error::Request)?;
     match policy.secrets.first() {
         Some(binding) => Err(unsound(
-            format!("the secret {} belongs to a project, and templates are for all", binding.name),
-            "Bind it when a sandbox is made, or with `belljar policy`.",
+            format!("secret {} belongs to a project, but templates are shared by all projects", binding.name),
+            "Bind the secret when you create a sandbox, or with `bellglass policy`.",
         )),
         None => Ok(()),
     }
@@ -342,9 +339,10 @@ pub(super) fn check_imports(imports: &[String]) -> Result<(), Error> {
         return Err(over("the number of imports", imports.len(), IMPORTS_MAX));
     }
     match imports.iter().find(|name| !is_module(name)) {
-        Some(bad) => {
-            Err(unsound(format!("{bad:?} is not the name of a Python module"), "Say it as `import` does."))
-        }
+        Some(bad) => Err(unsound(
+            format!("{bad:?} is not the name of a Python module"),
+            "Write the name as in an `import` statement.",
+        )),
         None => Ok(()),
     }
 }
@@ -356,16 +354,13 @@ pub(super) fn is_covered(path: &str) -> bool {
 
 fn packages(names: &[String], fine: impl Fn(&str) -> bool) -> Result<(), String> {
     if names.is_empty() || names.len() > PACKAGES_MAX {
-        return Err(format!(
-            "names {} packages, and 1 to {PACKAGES_MAX} can be installed at once",
-            names.len()
-        ));
+        return Err(format!("names {} packages, but one step can install 1 to {PACKAGES_MAX}", names.len()));
     }
     let bad = |name: &&String| {
         name.is_empty() || name.starts_with('-') || name.len() > PACKAGE_BYTES_MAX || !fine(name)
     };
     match names.iter().find(bad) {
-        Some(name) => Err(format!("names {name:?}, which is not a package")),
+        Some(name) => Err(format!("names {name:?}, which is not a valid package name")),
         None => Ok(()),
     }
 }
@@ -374,7 +369,7 @@ fn packages(names: &[String], fine: impl Fn(&str) -> bool) -> Result<(), String>
 pub(super) fn place(path: &str) -> Result<(), String> {
     let parts = absolute(path)?;
     if parts == Path::new("/") || parts == Path::new("/home") || is_covered(path) {
-        return Err(format!("writes to {path:?}, which every sandbox covers with its own"));
+        return Err(format!("writes to {path:?}, which every sandbox hides with its own mount"));
     }
     Ok(())
 }
@@ -385,7 +380,7 @@ fn absolute(path: &str) -> Result<PathBuf, String> {
     if path.starts_with('/') && plain && !path.contains('\0') && path.len() < 4096 {
         return Ok(PathBuf::from(path));
     }
-    Err(format!("names {path:?}, which is not a path from the root without `..`"))
+    Err(format!("names {path:?}, which is not an absolute path without `..`"))
 }
 
 /// Whether a program could have this variable.

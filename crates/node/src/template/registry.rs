@@ -83,8 +83,8 @@ impl Way {
     async fn open(text: &str, own: Option<&str>, broker: &Arc<Broker>) -> Result<Self, Error> {
         let reference: Reference = text.parse().map_err(|error| {
             unsound(
-                format!("{text:?} is no image reference: {error}"),
-                "Write it as HOST/NAME:TAG or HOST/NAME@sha256:….",
+                format!("{text:?} is not an image reference: {error}"),
+                "Write the reference as HOST/NAME:TAG or HOST/NAME@sha256:….",
             )
         })?;
         let refused = Arc::<Mutex<Option<String>>>::default();
@@ -101,7 +101,8 @@ impl Way {
             }
         };
         let party = Arc::new(Party::new(allowed, Box::new(tell)));
-        let failed = |source| Error::System { act: "open a port for the way to a registry".into(), source };
+        let failed =
+            |source| Error::System { act: "open a port for the connection to a registry".into(), source };
         let listener = TcpListener::bind("127.0.0.1:0").await.map_err(failed)?;
         let proxy = format!("http://{}", listener.local_addr().map_err(failed)?);
         let door = tokio::spawn(serve(listener, Arc::clone(broker), party));
@@ -111,7 +112,7 @@ impl Way {
             protocol,
             connect_timeout: Some(CONNECT_WITHIN),
             read_timeout: Some(READ_WITHIN),
-            user_agent: "belljar",
+            user_agent: "bellglass",
             http_proxy: Some(proxy.clone()),
             https_proxy: Some(proxy),
             no_proxy: direct,
@@ -119,14 +120,14 @@ impl Way {
             ..ClientConfig::default()
         };
         let client = Client::try_from(config).map_err(|error| {
-            unsound(format!("registries cannot be asked: {error}"), "Mend this machine's certificates.")
+            unsound(format!("cannot connect to registries: {error}"), "Fix this machine's certificates.")
         })?;
         Ok(Self { client, reference, policy, refused, door })
     }
 
     /// Lays the image out in a directory. A layer that is here already is not asked for again.
     async fn fetch(&self, layers: &Layers, directory: &Path, watch: Watch<'_>) -> Result<(), Error> {
-        watch(Progress::Says(&format!("asking {}", self.reference.resolve_registry())));
+        watch(Progress::Says(&format!("contacting {}", self.reference.resolve_registry())));
         let auth = RegistryAuth::Anonymous;
         self.client
             .auth(&self.reference, &auth, RegistryOperation::Pull)
@@ -139,7 +140,7 @@ impl Way {
             .map_err(|error| self.failed(&error))?;
         let bytes = check(&manifest)?;
         let blobs = directory.join("blobs/sha256");
-        std::fs::create_dir_all(&blobs).map_err(failed("make directory", &blobs))?;
+        std::fs::create_dir_all(&blobs).map_err(failed("create directory", &blobs))?;
         self.blob(&manifest.config, &blobs, (1, 1), watch).await?;
         self.policy
             .send_modify(|policy| policy.bytes_max = bytes.saturating_add(bytes / 16 + 2 * WORDS_BYTES_MAX));
@@ -177,7 +178,7 @@ impl Way {
             let bytes = bytes.map_err(|error| self.failed(&error))?;
             taken += bytes.len() as u64;
             if taken > size(blob) {
-                return Err(super::image::mismatch(&blob.digest, &format!("{} bytes", size(blob)), "longer"));
+                return Err(super::image::mismatch(&blob.digest, &format!("{} bytes", size(blob)), "more"));
             }
             file.write_all(&bytes).map_err(failed("write", &path))?;
             watch(Progress::Bytes(taken));
@@ -190,8 +191,8 @@ impl Way {
         let why = refused.unwrap_or_else(|| crate::error::chain(error));
         let why: String = why.chars().filter(|c| !c.is_control()).take(400).collect();
         unsound(
-            format!("{} cannot be pulled: {why}", self.reference),
-            "Check the reference. A registry at a private address is asked only if it is named with --registry.",
+            format!("cannot pull {}: {why}", self.reference),
+            "Check the reference. A registry at a private address is contacted only if --registry names it.",
         )
     }
 }
@@ -211,7 +212,7 @@ fn own_registry(own: Option<&str>, wanted: &str) -> Result<(ClientProtocol, Opti
         Some(("https", host)) => (false, host),
         _ => {
             return Err(unsound(
-                format!("{own:?} does not say how to ask a registry"),
+                format!("{own:?} is not a registry URL"),
                 "Write http://HOST:PORT or https://HOST:PORT.",
             ));
         }
@@ -219,8 +220,8 @@ fn own_registry(own: Option<&str>, wanted: &str) -> Result<(ClientProtocol, Opti
     let host = host.trim_end_matches('/');
     if host != wanted {
         return Err(unsound(
-            format!("the image is to come from {wanted}, and --registry names {host:?}"),
-            "Name the registry of the image, with its port, or none.",
+            format!("the image is in registry {wanted}, but --registry names {host:?}"),
+            "Use the registry of the image, with its port, or omit --registry.",
         ));
     }
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name).to_owned();
@@ -241,11 +242,15 @@ fn check(manifest: &OciImageManifest) -> Result<u64, Error> {
     }
     let all = manifest.layers.iter().chain([&manifest.config]);
     if all.clone().any(|blob| blob.size < 0) {
-        return Err(unsound("a part of the image has a size below nothing", "Pull another image."));
+        return Err(unsound("a part of the image has a negative size", "Pull another image."));
     }
     let bytes = all.fold(0_u64, |sum, blob| sum.saturating_add(size(blob)));
     if bytes > IMAGE_BYTES_MAX {
-        return Err(Error::Request(api::limits::exceeded("the size of the image", bytes, IMAGE_BYTES_MAX)));
+        return Err(Error::Request(api::limits::exceeded(
+            "the size of the image in bytes",
+            bytes,
+            IMAGE_BYTES_MAX,
+        )));
     }
     Ok(bytes)
 }
@@ -287,7 +292,9 @@ fn lay_out(directory: &Path, manifest: &OciImageManifest) -> Result<(), Error> {
 /// The name of a blob's file.
 fn hash(blob: &OciDescriptor) -> Result<&str, Error> {
     let hash = blob.digest.strip_prefix("sha256:").filter(|hash| layers::is_key(hash));
-    hash.ok_or_else(|| unsound("a part of the image is not named by its SHA-256", "Pull another image."))
+    hash.ok_or_else(|| {
+        unsound("a part of the image is not identified by its SHA-256 digest", "Pull another image.")
+    })
 }
 
 fn size(blob: &OciDescriptor) -> u64 {

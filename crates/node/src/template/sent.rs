@@ -65,7 +65,7 @@ else
     for one in "$at"/* "$at"/.[!.]* "$at"/..?*; do
         if is "$one"; then some=1; put "$one" "${2%/}/" "$3"; fi
     done
-    if [ -z "$some" ]; then echo "nothing was sent for $1" >&2; exit 1; fi
+    if [ -z "$some" ]; then echo "no uploaded files match $1" >&2; exit 1; fi
 fi
 rm -rf /var/tmp/.sent
 "#;
@@ -104,7 +104,7 @@ impl Archives {
     /// It cannot be written.
     pub fn open(data: &Path) -> Result<Self, Error> {
         let reserve = crate::admission::Bounds::default().disk_reserve_bytes;
-        Ok(Self { objects: Objects::open(data.join("sent"), reserve)? })
+        Ok(Self { objects: Objects::open(data.join("sent"), reserve, None)? })
     }
 
     /// Whether one of this name is here.
@@ -149,7 +149,9 @@ impl Archives {
 
     async fn read(&self, name: &str) -> Result<Outgoing, Error> {
         let found = self.objects.read(&key(name)?).await?;
-        found.ok_or_else(|| unsound("the files of this step were not sent", "Send them, and build again."))
+        found.ok_or_else(|| {
+            unsound("the files of this step were not uploaded", "Upload the files and build again.")
+        })
     }
 
     /// The digest of what an archive is.
@@ -183,7 +185,7 @@ impl Archives {
         }
         writing.finish().await?;
         if hasher.finish() != digest {
-            return Err(unsound("the files of this step were sent anew meanwhile", "Build again."));
+            return Err(unsound("the files of this step were replaced during the build", "Build again."));
         }
         Ok(())
     }
@@ -211,8 +213,8 @@ impl Receiving<'_> {
         if self.objects.has_room(bytes) {
             return Ok(());
         }
-        let why = format!("there is no room for {bytes} bytes more");
-        Err(Error::Runtime(runtime::Error::Capacity { what: "the disk", why }))
+        let why = format!("there is not enough disk space for {bytes} more bytes");
+        Err(Error::Runtime(runtime::Error::Capacity { what: "the uploaded files", why }))
     }
 
     /// Has it there, whole.
@@ -235,16 +237,16 @@ impl Sent {
         let odd = |text: &str| text.contains('\0') || text.len() >= 4096;
         let climbs = self.from.split('/').any(|part| part == "..");
         if self.from.is_empty() || self.from.starts_with('/') || climbs || odd(&self.from) {
-            return Err(format!("copies {:?}, which is not a path in what was sent", self.from));
+            return Err(format!("copies {:?}, which is not a path in the uploaded files", self.from));
         }
         if self.from.contains("**") {
-            return Err(format!("copies {:?}: name a directory instead of `**`", self.from));
+            return Err(format!("copies {:?}; use a directory instead of `**`", self.from));
         }
         if !self.mode.chars().all(|c| ('0'..='7').contains(&c)) || self.mode.len() > 5 {
-            return Err(format!("has the mode {:?}, which is no octal number", self.mode));
+            return Err(format!("has the mode {:?}, which is not an octal number", self.mode));
         }
         match Path::new(&self.to) {
-            _ if odd(&self.to) => Err("has a place that is too long".into()),
+            _ if odd(&self.to) => Err("has a destination path that is too long".into()),
             root if root == Path::new("/") => Ok(()),
             _ => super::recipe::place(&self.to),
         }
@@ -257,9 +259,9 @@ fn key(name: &str) -> Result<Key, Error> {
         return Ok(Key::from(name));
     }
     let shown: String = name.chars().take(64).collect();
-    Err(unsound(format!("{shown:?} is no SHA-256"), "Send 64 lower-case hexadecimal digits."))
+    Err(unsound(format!("{shown:?} is not a SHA-256 digest"), "Send 64 lower-case hexadecimal digits."))
 }
 
 fn over(bytes: u64) -> Error {
-    Error::Request(api::limits::exceeded("the size of what is copied", bytes, BYTES_MAX))
+    Error::Request(api::limits::exceeded("the size of the copied files in bytes", bytes, BYTES_MAX))
 }

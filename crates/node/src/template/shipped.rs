@@ -1,4 +1,4 @@
-//! The recipes that come with Belljar, and the files that they copy.
+//! The recipes that come with Bellglass, and the files that they copy.
 
 use std::path::{Path, PathBuf};
 

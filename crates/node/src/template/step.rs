@@ -198,7 +198,7 @@ impl Builder {
             for (index, spec) in work.commands.iter().enumerate() {
                 run(&sandbox, index, spec, &ears).await?;
             }
-            let source = changes(&sandbox).await?;
+            let source = changes(&sandbox, spec.limits.disk_bytes).await?;
             self.unpack(layers, source, (below, true), ears.watch).await
         }
         .await;
@@ -246,18 +246,15 @@ impl Builder {
 /// Refuses modules that cannot be imported ahead, by name.
 pub(super) fn check_imported(seen: &InterpreterInfo) -> Result<(), Error> {
     let (message, fix) = if !seen.failed.is_empty() {
-        let failed: Vec<_> = seen
-            .failed
-            .iter()
-            .map(|one| format!("{} cannot be imported: {}", one.module, one.error))
-            .collect();
-        (failed.join("; "), "Have a step install it, or leave it out of `imports`.")
+        let failed: Vec<_> =
+            seen.failed.iter().map(|one| format!("cannot import {}: {}", one.module, one.error)).collect();
+        (failed.join("; "), "Install the module in a step, or remove it from `imports`.")
     } else if let Some(module) = &seen.threaded_by {
         (
             format!(
                 "{module} starts a thread when it is imported, and a process with threads cannot be forked"
             ),
-            "Leave it out of `imports`: code that needs it imports it itself.",
+            "Remove the module from `imports`. Code that needs the module can still import it.",
         )
     } else {
         return Ok(());
@@ -276,29 +273,30 @@ async fn run(sandbox: &Sandbox, index: usize, spec: &ExecSpec, ears: &Ears<'_>) 
     loop {
         match exec.next().await? {
             Some(Event::Data { bytes, .. }) => {
-                ears.log.lock().unwrap_or_else(PoisonError::into_inner).say(&bytes);
+                ears.log.lock().unwrap_or_else(PoisonError::into_inner).print(&bytes);
                 tail.extend_from_slice(&bytes);
                 tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
                 (ears.watch)(Progress::Output(&bytes));
             }
             Some(Event::Gap { from, to, .. }) => {
-                let line = format!("\n# {} bytes were not kept\n", to - from);
-                ears.log.lock().unwrap_or_else(PoisonError::into_inner).say(line.as_bytes());
+                let line = format!("# {} bytes of output were dropped\n", to - from);
+                ears.log.lock().unwrap_or_else(PoisonError::into_inner).say(&line);
             }
             // Only code shows any.
             Some(Event::Result { .. }) => {}
             Some(Event::End(ExecEnd { outcome: Outcome::Exited { code: 0 }, .. })) => return Ok(()),
             Some(Event::End(end)) => return Err(not_well(spec, &end, &tail)),
-            None => return Err(Error::Protocol("the output of a step ended without an end".into())),
+            None => return Err(Error::Protocol("the output of a step has no end frame".into())),
         }
     }
 }
 
-/// What the commands changed, as the pieces of an archive.
-async fn changes(sandbox: &Sandbox) -> Result<Source, Error> {
+/// What the commands changed, as the pieces of an archive, which is no larger than the disk of the step: a file with holes costs that disk
+/// nothing, and its archive has all of it.
+async fn changes(sandbox: &Sandbox, disk_bytes: u64) -> Result<Source, Error> {
     let ask = Ask { method: Method::GET, path: "/layer?of=upper".into(), body: Bytes::new() };
     let body = sandbox.link().ask_once(&ask, None, PACK_WITHIN).await?.into_body();
-    Ok(Source::of_guest(body))
+    Ok(Source::of_guest(body, disk_bytes))
 }
 
 /// Lets out what the step is for; what was not let out, and which packages came, is in the log.
@@ -306,13 +304,13 @@ async fn let_out(sandbox: Arc<Sandbox>, broker: Arc<Broker>, policy: Policy, log
     let tell = move |told: Told| {
         let line = match told {
             Told::Decided(Decision { verdict: Ok(_), .. }) => return,
-            Told::Decided(Decision { verdict: Err(why), .. }) => format!("# not let out: {why}\n"),
+            Told::Decided(Decision { verdict: Err(why), .. }) => format!("# refused: {why}\n"),
             Told::Installed(installed) => {
-                let kept = if installed.cached { ", kept here" } else { "" };
-                format!("# given {} {}{kept}\n", installed.file, installed.hash)
+                let kept = if installed.cached { ", from cache" } else { "" };
+                format!("# installed {} {}{kept}\n", installed.file, installed.hash)
             }
         };
-        log.lock().unwrap_or_else(PoisonError::into_inner).say(line.as_bytes());
+        log.lock().unwrap_or_else(PoisonError::into_inner).say(&line);
     };
     let party = Arc::new(Party::new(crate::egress::fixed(policy), Box::new(tell)));
     crate::egress::attend(&sandbox, &broker, &party).await;
@@ -336,8 +334,8 @@ fn not_well(spec: &ExecSpec, end: &ExecEnd, tail: &[u8]) -> Error {
     let program = spec.argv.first().map_or("", String::as_str);
     let of = end.memory.map_or_else(String::new, |memory| format!(" of {} bytes", memory.limit_bytes));
     let how = match &end.outcome {
-        Outcome::Timeout => format!("took longer than {STEP_WITHIN:?}"),
-        Outcome::Oom => format!("used up the memory{of} that a step has"),
+        Outcome::Timeout => format!("timed out after {STEP_WITHIN:?}"),
+        Outcome::Oom => format!("exceeded the step's memory limit{of}"),
         other @ (Outcome::Exited { .. }
         | Outcome::Signaled { .. }
         | Outcome::OutputLimit

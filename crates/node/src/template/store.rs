@@ -19,7 +19,7 @@ use crate::error::Error;
 const NAME_BYTES_MAX: usize = 63;
 
 /// Where engines keep images of templates. With a host, or Podman takes them for Docker Hub's; this one is nobody's.
-const IMAGES: &str = "localhost/belljar/template";
+const IMAGES: &str = "localhost/bellglass/template";
 /// How much of a digest names one.
 const IMAGE_DIGITS: usize = 32;
 
@@ -211,8 +211,8 @@ impl Store {
         let path = super::cache::log_path(&self.data, name)?;
         match fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Request(api::Error {
-                fix: "Builds are kept by the name of their template: see `belljar template list`.".into(),
-                ..api::Error::not_found(format!("no template {name} was built here"))
+                fix: "Build logs are stored by template name. See `bellglass template list`.".into(),
+                ..api::Error::not_found(format!("no build log for template {name} on this machine"))
             })),
             other => other.map_err(failed("read", &path)),
         }
@@ -225,7 +225,7 @@ impl Store {
     pub fn save(&self, template: &Template) -> Result<(), Error> {
         check_name(&template.name)?;
         let directory = self.directory();
-        fs::create_dir_all(&directory).map_err(failed("make directory", &directory))?;
+        fs::create_dir_all(&directory).map_err(failed("create directory", &directory))?;
         let path = self.path(&template.name);
         let text = serde_json::to_vec_pretty(template).map_err(io::Error::from);
         let text = text.map_err(failed("write", &path))?;
@@ -270,16 +270,16 @@ pub(super) fn check_name(name: &str) -> Result<(), Error> {
     }
     let shown: String = name.chars().take(NAME_BYTES_MAX).collect();
     Err(unsound(
-        format!("{shown:?} is not the name of a template"),
-        "Use lower-case letters, digits, `-`, `_` and `.`, a letter or digit first, at most 63.",
+        format!("{shown:?} is not a valid template name"),
+        "Use at most 63 lower-case letters, digits, `-`, `_` and `.`, starting with a letter or digit.",
     ))
 }
 
 fn missing(name: &str) -> Error {
     let fix = match name {
-        "base" => "Make it with `belljar template build base`.",
+        "base" => "Build the template with `bellglass template build base`.",
         _ => {
-            "See `belljar template list`, or make it with `belljar template build` or `belljar template import`."
+            "See `bellglass template list`, or create the template with `bellglass template build` or `bellglass template import`."
         }
     };
     Error::Request(api::Error {

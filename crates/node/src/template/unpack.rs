@@ -7,6 +7,7 @@
 //! The thread's last piece says that all was read and is what it should be. Without it the body is aborted, and
 //! what the guest has unpacked so far goes with its sandbox.
 
+use std::fmt::Display;
 use std::io::{self, Read, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use api::limits::Limits;
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::Method;
-use hyper::body::Incoming;
+use hyper::body::Body;
 use runtime::{Profile, Runtime, Spec};
 use streamed::Feed;
 use tokio::sync::mpsc;
@@ -103,19 +104,28 @@ impl Source {
         Ok(Self { compression, pieces, _building: None })
     }
 
-    /// An archive that a guest makes while it is read.
-    pub(super) fn of_guest(mut body: Incoming) -> Self {
+    /// An archive that a guest makes while it is read, of at most so many bytes.
+    pub(super) fn of_guest<B>(body: B, bytes_max: u64) -> Self
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Display + Send,
+    {
         let (sender, pieces) = mpsc::channel(PIECES_WAITING);
         tokio::spawn(async move {
-            let mut hasher = layers::Hashing::default();
+            let mut body = std::pin::pin!(body);
+            let (mut hasher, mut left) = (layers::Hashing::default(), bytes_max);
             let last = loop {
                 match body.frame().await {
                     None => break Piece::End(hasher.finish()),
                     Some(Err(error)) => {
-                        break Piece::Failed(Error::Protocol(format!("a layer broke off: {error}")));
+                        break Piece::Failed(Error::Protocol(format!("a layer ended early: {error}")));
                     }
                     Some(Ok(frame)) => {
                         let Ok(bytes) = frame.into_data() else { continue };
+                        match left.checked_sub(bytes.len() as u64) {
+                            Some(less) => left = less,
+                            None => break Piece::Failed(too_large(bytes_max)),
+                        }
                         hasher.take(&bytes);
                         if sender.send(Piece::Bytes(bytes)).await.is_err() {
                             return;
@@ -213,17 +223,29 @@ impl Unpack {
             fed = &mut feeding => fed?,
             report = &mut asking => {
                 report?;
-                return Err(Error::Protocol("the guest reported a layer before its end".into()));
+                return Err(Error::Protocol("the guest reported a layer before its last byte was sent".into()));
             }
         };
         match digest {
             Some(digest) => Ok(Unpacked { report: asking.await?, digest }),
             None => {
                 asking.await?;
-                Err(Error::Protocol("the guest stopped reading a layer and reported it".into()))
+                Err(Error::Protocol("the guest reported a layer that it did not read to the end".into()))
             }
         }
     }
+}
+
+/// The refusal of a layer that is larger than the disk it was made on.
+fn too_large(bytes_max: u64) -> Error {
+    Error::Request(api::Error {
+        fix: "Write less data in one step. Sparse files count with their full size.".into(),
+        ..api::limits::exceeded(
+            "the size of a step's output in bytes",
+            bytes_max.saturating_add(1),
+            bytes_max,
+        )
+    })
 }
 
 /// Reads to the end, hashing, and hands on what it reads. Stops early when nobody takes it.
@@ -268,6 +290,32 @@ async fn feed(
                 sender.abort(io::ErrorKind::UnexpectedEof.into());
                 return Err(failed("read", "the layer".as_ref())(io::ErrorKind::UnexpectedEof.into()));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::Full;
+
+    #[tokio::test]
+    async fn a_layer_is_no_larger_than_the_disk_it_was_made_on() {
+        // U-20
+        for (bytes, fits) in [(1000, true), (1001, false)] {
+            let mut source = Source::of_guest(Full::new(Bytes::from(vec![0; bytes])), 1000);
+            let mut ended = false;
+            while let Some(piece) = source.pieces.recv().await {
+                match piece {
+                    Piece::End(_) => ended = true,
+                    Piece::Failed(error) => {
+                        let error = error.to_api();
+                        assert_eq!(error.code, api::ErrorCode::LimitExceeded, "{error:?}");
+                    }
+                    Piece::Bytes(_) | Piece::Says(_) => {}
+                }
+            }
+            assert_eq!(ended, fits, "{bytes}");
         }
     }
 }

@@ -51,7 +51,7 @@ impl Account {
             what: "Daytona is not configured".into(),
             why: format!("{name} is not set"),
             fix: format!(
-                "Set {ADDRESS} to the address of its API (https://app.daytona.io/api for Daytona's own) and {KEY} to a key of your account."
+                "Set {ADDRESS} to the URL of Daytona's API (https://app.daytona.io/api for the hosted service) and {KEY} to a key of your account."
             ),
         };
         let address = variable(ADDRESS).ok_or_else(|| missing(ADDRESS))?;
@@ -67,17 +67,15 @@ impl Account {
         let wrong = |name: &str, why: String| Error::Unavailable {
             what: "Daytona cannot be used".into(),
             why: format!("{name} {why}"),
-            fix: format!("Set {name} as your account says."),
+            fix: format!("Correct {name}. Your Daytona account shows the URL and the keys."),
         };
-        reqwest::Url::parse(address).map_err(|error| wrong(ADDRESS, format!("is no address: {error}")))?;
+        reqwest::Url::parse(address)
+            .map_err(|error| wrong(ADDRESS, format!("is not a valid URL: {error}")))?;
         if !is_private(address) {
-            return Err(wrong(
-                ADDRESS,
-                "has no https, and the key would be there for everybody to read".into(),
-            ));
+            return Err(wrong(ADDRESS, "does not use https, so the key would be sent unencrypted".into()));
         }
         let mut bearer = HeaderValue::from_str(&format!("Bearer {key}"))
-            .map_err(|_| wrong(KEY, "has characters that no key has".into()))?;
+            .map_err(|_| wrong(KEY, "contains characters that are not valid in a key".into()))?;
         bearer.set_sensitive(true);
         let client = crate::http::client();
         let http = client
@@ -114,7 +112,7 @@ impl Account {
         let response = match tokio::time::timeout(within, request.send()).await {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return Err(self.silent(&crate::chain(&error.without_url()))),
-            Err(_) => return Err(self.silent(&format!("it did not {act} within {within:?}"))),
+            Err(_) => return Err(self.silent(&format!("Daytona did not {act} within {within:?}"))),
         };
         let status = response.status();
         if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
@@ -124,9 +122,12 @@ impl Account {
         let said = words(&said.ok().and_then(Result::ok).unwrap_or_default());
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Error::Unavailable {
-                what: "Daytona refused the key".into(),
-                why: format!("it answered {}: {said}", status.as_u16()),
-                fix: format!("Make a key at {} that may make sandboxes, and set {KEY} to it.", self.address),
+                what: "Daytona rejected the key".into(),
+                why: format!("it returned {}: {said}", status.as_u16()),
+                fix: format!(
+                    "Create a key at {} that may create sandboxes, and set {KEY} to this key.",
+                    self.address
+                ),
             }),
             _ => Ok(Err(Refusal { status, said })),
         }
@@ -152,24 +153,22 @@ impl Account {
             Ok(Ok(body)) => body,
             Ok(Err(error)) => return Err(self.silent(&crate::chain(&error.without_url()))),
             Err(_) => {
-                return Err(
-                    self.silent(&format!("it did not say all of its answer within {ANSWER_WITHIN:?}"))
-                );
+                return Err(self.silent(&format!("the response was incomplete after {ANSWER_WITHIN:?}")));
             }
         };
         serde_json::from_slice(&body).map_err(|error| Error::Unavailable {
-            what: format!("Daytona did not {act}"),
-            why: format!("its answer cannot be understood: {error}"),
-            fix: format!("Check that {ADDRESS} is the address of its API."),
+            what: format!("Daytona failed to {act}"),
+            why: format!("its response cannot be parsed: {error}"),
+            fix: format!("Check that {ADDRESS} is the URL of Daytona's API."),
         })
     }
 
     /// The error for something that was not done.
     pub(super) fn failed(&self, act: &str, refusal: &Refusal) -> Error {
         Error::Unavailable {
-            what: format!("Daytona did not {act}"),
-            why: format!("it answered {}: {}", refusal.status.as_u16(), refusal.said),
-            fix: "Mend what it names; `belljar doctor` tries it out.".into(),
+            what: format!("Daytona failed to {act}"),
+            why: format!("it returned {}: {}", refusal.status.as_u16(), refusal.said),
+            fix: "Fix the reported cause, then check with `bellglass doctor`.".into(),
         }
     }
 
@@ -178,7 +177,7 @@ impl Account {
         Error::Unavailable {
             what: "Daytona cannot be reached".into(),
             why: format!("{}: {why}", self.address),
-            fix: format!("Check {ADDRESS}, and that this machine reaches it."),
+            fix: format!("Check {ADDRESS} and the network path to this address."),
         }
     }
 }

@@ -34,9 +34,9 @@ const PIECE_BYTES: usize = 32 * 1024;
 /// What a shell may say before the guest does.
 const PASSED_OVER_MAX: usize = 1 << 20;
 /// What begins the names of our terminals.
-const OURS: &str = "belljar-";
+const OURS: &str = "bellglass-";
 /// What is typed: the shell becomes the guest. The leading space keeps it out of histories.
-const TYPED: &str = " exec /.belljar/guest connect\n";
+const TYPED: &str = " exec /.bellglass/guest connect\n";
 
 type Socket = WebSocketStream<Upgraded>;
 
@@ -97,7 +97,7 @@ impl Daytona {
         let url = workspace.toolbox(&format!("/process/pty/{}/connect", terminal.name))?;
         let socket = upgrade(account, &url).await;
         let (ours, theirs) = UnixStream::pair()
-            .map_err(|source| Error::System { act: format!("make a channel to {id}"), source })?;
+            .map_err(|source| Error::System { act: format!("create a channel to sandbox {id}"), source })?;
         match socket {
             Ok(socket) => {
                 let (account, workspace) = (account.clone(), workspace.clone());
@@ -113,7 +113,7 @@ impl Daytona {
         }
         tokio::time::timeout_at(deadline, greet(ours))
             .await
-            .map_err(|_| Error::Deadline { what: "the guest's greeting", after: Duration::ZERO })?
+            .map_err(|_| Error::Deadline { what: "the handshake with the guest", after: Duration::ZERO })?
             .map_err(|why| Error::Impostor { id: id.clone(), why })
     }
 
@@ -133,11 +133,11 @@ impl Daytona {
 async fn remove(account: &Account, workspace: &Workspace, terminal: &str) -> Result<(), Error> {
     let request = account.at(Method::DELETE, &workspace.toolbox(&format!("/process/pty/{terminal}"))?);
     // One that is gone is what was wanted.
-    account.send("end a terminal", request, Duration::ZERO).await.map(|_| ())
+    account.send("close a terminal", request, Duration::ZERO).await.map(|_| ())
 }
 
 async fn upgrade(account: &Account, url: &str) -> Result<Socket, Error> {
-    let act = "connect a terminal";
+    let act = "connect to a terminal";
     let key = base64::engine::general_purpose::STANDARD.encode(word()?);
     let request = account
         .at(Method::GET, url)
@@ -147,13 +147,13 @@ async fn upgrade(account: &Account, url: &str) -> Result<Socket, Error> {
         .header(SEC_WEBSOCKET_KEY, &key);
     let response = account.done(act, request, Duration::ZERO).await?;
     let wrong = |why: String| Error::Unavailable {
-        what: format!("Daytona did not {act}"),
+        what: format!("Daytona failed to {act}"),
         why,
-        fix: "Check that nothing between here and there forbids WebSockets.".into(),
+        fix: "Check that no proxy on the network path blocks WebSockets.".into(),
     };
     let accepted = response.headers().get(SEC_WEBSOCKET_ACCEPT).map(|value| value.as_bytes().to_vec());
     if accepted != Some(derive_accept_key(key.as_bytes()).into_bytes()) {
-        return Err(wrong("its answer is not that to a WebSocket".into()));
+        return Err(wrong("its response is not a valid WebSocket handshake".into()));
     }
     let upgraded = response.upgrade().await.map_err(|error| wrong(crate::chain(&error)))?;
     Ok(WebSocketStream::from_raw_socket(upgraded, Role::Client, None).await)
@@ -243,7 +243,7 @@ mod tests {
     fn what_a_shell_says_is_passed_over_wherever_it_is_cut() {
         let greeting = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false }.encode();
         let mut all =
-            b"\x1b[?2004hroot@belljar:/# exec /.belljar/guest connect\r\n\x1b[?2004l\rbelljar\n".to_vec();
+            b"\x1b[?2004hroot@bellglass:/# exec /.bellglass/guest connect\r\n\x1b[?2004l\rb-glass\n".to_vec();
         all.extend_from_slice(&greeting);
         all.extend_from_slice(b"and more");
         for cut in 0..all.len() {

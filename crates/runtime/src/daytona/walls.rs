@@ -35,7 +35,7 @@ pub(super) fn walls(limits: &Limits) -> Result<Walls, Error> {
         memory_bytes: limits.memory_bytes,
         cpu_millis: limits.cpu_millis,
         pids: limits.pids,
-        open_files: config::open_files(),
+        open_files: config::open_files(limits),
         capabilities: config::capability_bits(false),
         disks,
         spool: container::spool(limits),
@@ -96,7 +96,7 @@ fn translated(rule: &Value) -> Vec<Value> {
 }
 
 fn compile(rules: &[Value], otherwise: &Value, named: &Value) -> Result<Vec<Instruction>, Error> {
-    let failed = |why: String| Error::Unsupported { what: "the filter of system calls", why };
+    let failed = |why: String| Error::Unsupported { what: "the system call filter", why };
     let text = json!({
         "sandbox": { "mismatch_action": otherwise, "match_action": named, "filter": rules },
     });
@@ -104,7 +104,7 @@ fn compile(rules: &[Value], otherwise: &Value, named: &Value) -> Result<Vec<Inst
     let architecture = architecture.map_err(|error: seccompiler::BackendError| failed(error.to_string()))?;
     let compiled = seccompiler::compile_from_json(text.to_string().as_bytes(), architecture);
     let compiled = compiled.map_err(|error| failed(error.to_string()))?.remove("sandbox");
-    let compiled = compiled.ok_or_else(|| failed("nothing was compiled".into()))?;
+    let compiled = compiled.ok_or_else(|| failed("the compiler returned no filter".into()))?;
     Ok(compiled.into_iter().map(|one| (one.code, one.jt, one.jf, one.k)).collect())
 }
 

@@ -16,8 +16,8 @@ use super::account::{self, Account};
 use crate::{Error, Spec, files};
 
 /// Says whose workspace it is, and of which sandbox.
-const OWNER: &str = "dev.belljar.owner";
-const SANDBOX: &str = "dev.belljar.sandbox";
+const OWNER: &str = "dev.bellglass.owner";
+const SANDBOX: &str = "dev.bellglass.sandbox";
 /// What is listed at once, and how often more is asked for: nobody has so many.
 const PAGE: usize = 100;
 const PAGES_MAX: usize = 1000;
@@ -76,7 +76,7 @@ fn unknown() -> i64 {
 }
 
 fn name(id: &SandboxId) -> String {
-    format!("belljar-{id}")
+    format!("bellglass-{id}")
 }
 
 impl Workspace {
@@ -98,17 +98,17 @@ impl Workspace {
         if let (Some(target), Some(body)) = (&account.target, body.as_object_mut()) {
             body.insert("target".into(), json!(target));
         }
-        let act = "make a workspace";
+        let act = "create a workspace";
         let request = account.ask(Method::POST, "/sandbox").header("content-type", "application/json");
         match account.send(act, request.body(body.to_string()), Duration::ZERO).await? {
             Ok(response) => account.read(act, response).await,
             // Of this name, but not of this data directory: nothing here is ours to remove.
             Err(refusal) if refusal.status == StatusCode::CONFLICT => Err(Error::Exists(id.clone())),
             Err(refusal) if refusal.said.contains("napshot") => Err(Error::Unavailable {
-                what: "Daytona has no snapshot of this template".into(),
-                why: format!("it answered {}: {}", refusal.status.as_u16(), refusal.said),
+                what: "Daytona has no snapshot for this template".into(),
+                why: format!("it returned {}: {}", refusal.status.as_u16(), refusal.said),
                 fix: format!(
-                    "Make one of that name from the template's image, with `USER root`: `daytona snapshot push IMAGE --name {}`.",
+                    "Push a snapshot from the template's image, with `USER root`: `daytona snapshot push IMAGE --name {}`.",
                     spec.image
                 ),
             }),
@@ -127,7 +127,7 @@ impl Workspace {
     }
 
     async fn look(account: &Account, name: &str) -> Result<Option<Self>, Error> {
-        let act = "look for a workspace";
+        let act = "find a workspace";
         let request = account.ask(Method::GET, &format!("/sandbox/{name}"));
         match account.send(act, request, Duration::ZERO).await? {
             Ok(response) => account.read(act, response).await.map(Some),
@@ -163,9 +163,9 @@ impl Workspace {
             }
         }
         Err(Error::Unavailable {
-            what: format!("Daytona did not {act}"),
-            why: format!("there were more after {PAGES_MAX} pages"),
-            fix: "Remove workspaces that nobody uses, or use another account.".into(),
+            what: format!("Daytona failed to {act}"),
+            why: format!("the list has more than {PAGES_MAX} pages"),
+            fix: "Remove unused workspaces, or use another account.".into(),
         })
     }
 
@@ -203,11 +203,11 @@ impl Workspace {
     /// Whether it runs already. One that never will is an error.
     pub fn has_begun(&self) -> Result<bool, Error> {
         if self.is_over() {
-            let reason = self.error_reason.as_deref().unwrap_or("no reason is given");
+            let reason = self.error_reason.as_deref().unwrap_or("no reason given");
             return Err(Error::Unavailable {
-                what: "Daytona did not begin a workspace".into(),
-                why: format!("it is {}: {reason}", self.state),
-                fix: "Mend what it names, and try again.".into(),
+                what: "Daytona failed to start a workspace".into(),
+                why: format!("the state of the workspace is {}: {reason}", self.state),
+                fix: "Fix the reported cause, then try again.".into(),
             });
         }
         Ok(self.is_running())
@@ -220,7 +220,7 @@ impl Workspace {
             return Err(Error::Unsupported {
                 what: "memory_bytes",
                 why: format!(
-                    "workspaces of this snapshot have {memory} bytes, of which {own} are not user code's, and {} were asked for; ask for less, or make the snapshot with more memory",
+                    "workspaces of this snapshot have {memory} bytes of memory, of which {own} are not available to user code, but {} were requested; request less, or create the snapshot with more memory",
                     limits.memory_bytes
                 ),
             });
@@ -229,7 +229,7 @@ impl Workspace {
             return Err(Error::Unsupported {
                 what: "cpu_millis",
                 why: format!(
-                    "workspaces of this snapshot have {cpu}, and {} were asked for; ask for less, or make the snapshot with more cores",
+                    "workspaces of this snapshot have {cpu} millicores, but {} were requested; request less, or create the snapshot with more cores",
                     limits.cpu_millis
                 ),
             });
@@ -241,47 +241,49 @@ impl Workspace {
     pub async fn put_in(&self, account: &Account, guest: &Path, walls: &Walls) -> Result<(), Error> {
         // Whatever user the image names is who the agent is, and only root can put up walls.
         let ready = format!(
-            "[ \"$(id -u)\" = 0 ] || exit {NOT_ROOT}; mkdir -p -m 0755 /.belljar && rm -rf /.belljar/*"
+            "[ \"$(id -u)\" = 0 ] || exit {NOT_ROOT}; mkdir -p -m 0755 /.bellglass && rm -rf /.bellglass/*"
         );
         let ran = self.run(account, &ready, Duration::ZERO).await?;
         if ran.code != 0 {
             return Err(not_ready(&ran));
         }
         let program = std::fs::read(guest).map_err(|source| files::failed("read", guest, source))?;
-        let walls = serde_json::to_vec(walls)
-            .map_err(|error| Error::System { act: "write down the walls".into(), source: error.into() })?;
+        let walls = serde_json::to_vec(walls).map_err(|error| Error::System {
+            act: "serialize the isolation settings".into(),
+            source: error.into(),
+        })?;
         let mut form = Form::new();
         for (number, (path, content)) in
-            [("/.belljar/guest", program), ("/.belljar/walls.json", walls)].into_iter().enumerate()
+            [("/.bellglass/guest", program), ("/.bellglass/walls.json", walls)].into_iter().enumerate()
         {
             form = form
                 .text(format!("files[{number}].path"), path)
                 .part(format!("files[{number}].file"), Part::bytes(content).file_name(path));
         }
         let request = account.at(Method::POST, &self.toolbox("/files/bulk-upload")?).multipart(form);
-        account.done("take the guest", request, Duration::from_secs(240)).await.map(|_| ())
+        account.done("upload the guest", request, Duration::from_secs(240)).await.map(|_| ())
     }
 
     /// Has the guest put up its walls, and process 1 wait behind them.
     pub async fn begin(&self, account: &Account, ttl_ms: u64) -> Result<(), Error> {
         let words = format!(
-            "cd / && chmod 0755 /.belljar/guest && exec env -i PATH=/usr/bin:/bin /.belljar/guest init --ttl-ms {ttl_ms} --walls"
+            "cd / && chmod 0755 /.bellglass/guest && exec env -i PATH=/usr/bin:/bin /.bellglass/guest init --ttl-ms {ttl_ms} --walls"
         );
         let Ran { code, said } = self.run(account, &words, Duration::ZERO).await?;
         if code == 0 {
             return Ok(());
         }
         Err(Error::Unavailable {
-            what: "Daytona's workspace cannot be closed off".into(),
-            why: format!("the guest exited {code}: {}", said.trim()),
-            fix: "Use workspaces of containers, without GPU, on Linux 5.14 or newer; or another backend."
+            what: "the Daytona workspace cannot be isolated".into(),
+            why: format!("the guest exited with {code}: {}", said.trim()),
+            fix: "Use container workspaces without GPU on Linux 5.14 or later, or use another backend."
                 .into(),
         })
     }
 
     /// Runs a command of a shell inside, as root.
     pub async fn run(&self, account: &Account, words: &str, longer: Duration) -> Result<Ran, Error> {
-        let act = "run something inside";
+        let act = "run a command in the workspace";
         let within = SAYS_WITHIN + longer;
         let body = json!({ "command": words, "cwd": "/", "timeout": within.as_secs() });
         let request = account
@@ -308,9 +310,9 @@ impl Workspace {
         match account::is_private(&url) {
             true => Ok(url),
             false => Err(Error::Unavailable {
-                what: "Daytona's workspace cannot be asked".into(),
-                why: format!("its agent is at {}, without https", self.toolbox_proxy_url),
-                fix: "Have Daytona's proxy serve https.".into(),
+                what: "the agent of the Daytona workspace cannot be used".into(),
+                why: format!("its URL {} does not use https", self.toolbox_proxy_url),
+                fix: "Configure Daytona's proxy to serve https.".into(),
             }),
         }
     }
@@ -320,20 +322,20 @@ impl Workspace {
 fn not_ready(Ran { code, said }: &Ran) -> Error {
     let (why, fix) = match *code {
         NOT_ROOT => (
-            "its programs are not root".to_owned(),
-            "Make the snapshot from an image that ends with `USER root`; user code will not be.",
+            "its processes do not run as root".to_owned(),
+            "Create the snapshot from an image that ends with `USER root`; user code does not run as root.",
         ),
         code => (
-            format!("its shell exited {code} where /.belljar is to be made: {}", said.trim()),
-            "Make the snapshot from an image whose shell works and whose root can be written; or use another backend.",
+            format!("its shell exited with {code} while creating /.bellglass: {}", said.trim()),
+            "Create the snapshot from an image with a working shell and a writable root directory, or use another backend.",
         ),
     };
-    Error::Unavailable { what: "Daytona's workspace cannot be closed off".into(), why, fix: fix.into() }
+    Error::Unavailable { what: "the Daytona workspace cannot be isolated".into(), why, fix: fix.into() }
 }
 
 /// Whether workspaces can be made of a snapshot of that name.
 pub(super) async fn has_snapshot(account: &Account, name: &str) -> Result<bool, Error> {
-    let act = "look for a snapshot";
+    let act = "find a snapshot";
     let mut url = reqwest::Url::parse(account.address())
         .map_err(|error| Error::System { act: act.to_owned(), source: std::io::Error::other(error) })?;
     if let Ok(mut path) = url.path_segments_mut() {
@@ -365,7 +367,7 @@ mod tests {
             (Limits { cpu_millis: 4000, ..limits }, "cpu_millis"),
         ] {
             let error = workspace.check(&limits, 128 << 20).unwrap_err();
-            assert!(error.to_string().starts_with(&format!("{name} cannot be enforced here")), "{error}");
+            assert!(error.to_string().starts_with(&format!("{name} is not supported here")), "{error}");
         }
     }
 
@@ -391,7 +393,7 @@ mod tests {
     #[test]
     fn a_shell_that_failed_is_not_taken_for_one_that_is_not_roots() {
         let told = |code, said: &str| not_ready(&Ran { code, said: said.into() }).to_string();
-        assert!(told(NOT_ROOT, "").ends_with("its programs are not root"));
+        assert!(told(NOT_ROOT, "").ends_with("its processes do not run as root"));
         assert!(told(1, "mkdir: Read-only file system\n").ends_with("mkdir: Read-only file system"));
     }
 }

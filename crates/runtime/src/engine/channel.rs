@@ -32,11 +32,11 @@ impl Engine {
     pub(super) async fn dial(&self, id: &SandboxId, deadline: Instant) -> Result<UnixStream, Error> {
         let (said, heard) = self.run_inside(id, &["connect"]).await?;
         let (ours, theirs) = UnixStream::pair()
-            .map_err(|source| Error::System { act: format!("make a channel to {id}"), source })?;
+            .map_err(|source| Error::System { act: format!("create a channel to sandbox {id}"), source })?;
         tokio::spawn(pass_on(theirs, said, heard));
         tokio::time::timeout_at(deadline, greet(ours))
             .await
-            .map_err(|_| Error::Deadline { what: "the guest's greeting", after: Duration::ZERO })?
+            .map_err(|_| Error::Deadline { what: "the handshake with the guest", after: Duration::ZERO })?
             .map_err(|why| Error::Impostor { id: id.clone(), why })
     }
 
@@ -54,11 +54,11 @@ impl Engine {
                 }
             }
         };
-        let late = |_| Error::Deadline { what: "process 1's posture", after: SAYS_WITHIN };
+        let late = |_| Error::Deadline { what: "reading the posture of process 1", after: SAYS_WITHIN };
         tokio::time::timeout(SAYS_WITHIN, read).await.map_err(late)?;
         serde_json::from_slice(&text).map_err(|error| Error::Impostor {
             id: id.clone(),
-            why: format!("process 1 did not say what it can do: {error}"),
+            why: format!("process 1 returned an invalid posture: {error}"),
         })
     }
 
@@ -69,15 +69,15 @@ impl Engine {
             attach_stdin: Some(true),
             attach_stdout: Some(true),
             tty: Some(false),
-            cmd: Some(["/.belljar/guest"].iter().chain(words).copied().collect()),
+            cmd: Some(["/.bellglass/guest"].iter().chain(words).copied().collect()),
             user: Some("0:0"),
             working_dir: Some("/"),
             ..CreateExecOptions::default()
         };
         let made = docker.create_exec(&container::name(id), options).await;
-        let made = made.map_err(|error| self.failed("run something inside", error))?;
+        let made = made.map_err(|error| self.failed("run a command in a container", error))?;
         let started = docker.start_exec(&made.id, Some(StartExecOptions::default())).await;
-        match started.map_err(|error| self.failed("run something inside", error))? {
+        match started.map_err(|error| self.failed("run a command in a container", error))? {
             StartExecResults::Attached { output, input } => Ok((output, input)),
             StartExecResults::Detached => Err(Error::Ended(id.clone())),
         }
@@ -88,11 +88,11 @@ impl Engine {
 pub(crate) async fn greet(mut stream: UnixStream) -> Result<UnixStream, String> {
     let mut bytes = [0; HELLO_BYTES];
     let heard = stream.read_exact(&mut bytes).await;
-    heard.map_err(|error| format!("it said less than a greeting: {error}"))?;
+    heard.map_err(|error| format!("handshake failed: {error}"))?;
     Hello::decode(&bytes).map_err(|error| error.to_string())?;
     let answer = Hello { kind: Kind::Serve, cgroups: 0, oom_count: false, oom_event: false };
     let sent = stream.write_all(&answer.encode()).await;
-    sent.map_err(|error| format!("it could not be answered: {error}"))?;
+    sent.map_err(|error| format!("cannot send the handshake reply: {error}"))?;
     Ok(stream)
 }
 

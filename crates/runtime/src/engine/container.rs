@@ -15,8 +15,8 @@ use crate::oci::{config, seccomp};
 use crate::{Error, Spec, Tier, Usage};
 
 /// Says whose container it is, and of which sandbox.
-const OWNER: &str = "dev.belljar.owner";
-const SANDBOX: &str = "dev.belljar.sandbox";
+const OWNER: &str = "dev.bellglass.owner";
+const SANDBOX: &str = "dev.bellglass.sandbox";
 /// What of the limit on processes is process 1's, and that of two execs of `guest connect`, an old one and a new one.
 const OWN_PIDS: u64 = 5;
 /// The part of the disk that is the home directory's; the rest is the workspace's.
@@ -29,8 +29,8 @@ const SPOOL_BYTES_MAX: u64 = 64 << 20;
 /// Processes of one user on the whole machine, as Linux has them where nobody says otherwise.
 const PROCESSES_MAX: u64 = 32_768;
 /// Calls that are not allowed, and that C libraries and runtimes of languages try before they do without.
-const UNKNOWN: [&str; 6] =
-    ["cachestat", "clone3", "listmount", "memfd_secret", "set_mempolicy_home_node", "statmount"];
+const UNKNOWN: [&str; 7] =
+    ["cachestat", "clone3", "io_setup", "listmount", "memfd_secret", "set_mempolicy_home_node", "statmount"];
 /// What else is in the directory of the cgroups: the disks of the machine, by kind.
 const FILE_SYSTEMS: [&str; 9] = [
     "/sys/fs/bcache",
@@ -43,6 +43,21 @@ const FILE_SYSTEMS: [&str; 9] = [
     "/sys/fs/selinux",
     "/sys/fs/xfs",
 ];
+/// What says how the machine's kernel uses its memory. Only root may read it, and on an engine without a user namespace root inside is
+/// root of the machine.
+const KERNEL_MEMORY: [&str; 6] = [
+    "/proc/kpagecgroup",
+    "/proc/kpagecount",
+    "/proc/kpageflags",
+    "/proc/pagetypeinfo",
+    "/proc/slabinfo",
+    "/proc/vmallocinfo",
+];
+/// Where a sandbox has its list of names.
+pub(super) const HOSTS_AT: &str = "/etc/hosts";
+/// The names that a sandbox of Podman's has, and no others: those that Docker writes.
+pub(super) const HOSTS: &str =
+    "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.0.1\tsandbox\n";
 /// The states in which process 1 lives.
 pub(super) const LIVES: [ContainerSummaryStateEnum; 2] =
     [ContainerSummaryStateEnum::RUNNING, ContainerSummaryStateEnum::PAUSED];
@@ -56,12 +71,26 @@ pub(super) enum Dialect {
     Podman {
         /// Where the filter is.
         filter: PathBuf,
+        /// Where [`HOSTS`] is: Podman would copy the machine's own list, and add the machine's address.
+        hosts: PathBuf,
     },
+}
+
+impl Dialect {
+    /// What of the machine is mounted: for Podman, our own list of names. `z` is for SELinux, which would hide it otherwise.
+    fn binds(&self) -> Option<Vec<String>> {
+        match self {
+            Self::Podman { hosts, .. } if !api::defence::is_off("I-14") => {
+                Some(vec![format!("{}:{HOSTS_AT}:ro,z", hosts.display())])
+            }
+            Self::Docker | Self::Podman { .. } => None,
+        }
+    }
 }
 
 /// The name of a sandbox's container.
 pub(super) fn name(id: &SandboxId) -> String {
-    format!("belljar-{id}")
+    format!("bellglass-{id}")
 }
 
 /// What a sandbox's container is labelled with.
@@ -108,7 +137,7 @@ pub(crate) fn check(limits: &Limits) -> Result<(), Error> {
         return Err(Error::Unsupported {
             what: "disk_inodes",
             why: format!(
-                "files of a sandbox are memory on this backend, and {} were asked for; ask for {most_files} or fewer",
+                "this backend keeps sandbox files in memory and cannot provide {} inodes; request {most_files} or fewer",
                 limits.disk_inodes
             ),
         });
@@ -117,7 +146,7 @@ pub(crate) fn check(limits: &Limits) -> Result<(), Error> {
         return Err(Error::Unsupported {
             what: "disk_bytes",
             why: format!(
-                "files of a sandbox are memory on this backend, and {} bytes were asked for; ask for {most} or less, or for more memory",
+                "this backend keeps sandbox files in memory and cannot provide {} bytes; request {most} bytes or fewer, or request more memory",
                 limits.disk_bytes
             ),
         });
@@ -132,7 +161,7 @@ pub(super) fn body(
     dialect: &Dialect,
     labels: HashMap<String, String>,
 ) -> ContainerCreateBody {
-    let words = ["/.belljar/guest", "init", "--ttl-ms", &spec.limits.ttl_ms.to_string(), "--listen"];
+    let words = ["/.bellglass/guest", "init", "--ttl-ms", &spec.limits.ttl_ms.to_string(), "--listen"];
     ContainerCreateBody {
         hostname: Some("sandbox".into()),
         user: Some("0:0".into()),
@@ -159,14 +188,16 @@ fn host(limits: &Limits, dialect: &Dialect) -> HostConfig {
         nano_cpus: number(limits.cpu_millis.saturating_mul(1_000_000)),
         pids_limit: number(limits.pids + OWN_PIDS),
         shm_size: number(config::shared_bytes(limits)),
-        ulimits: Some(ulimits(dialect)),
+        ulimits: Some(ulimits(limits, dialect)),
+        sysctls: Some(settings()),
         tmpfs: Some(tmpfs(limits, dialect)),
         readonly_rootfs: Some(true),
         network_mode: Some("none".into()),
         // Process 1 is ours, whatever the engine puts there by default.
         init: Some(false),
-        // As in every other sandbox; engines write the rest of that list themselves.
-        extra_hosts: Some(vec!["sandbox:127.0.0.1".into()]),
+        // As in every other sandbox. Docker writes the rest of that list itself.
+        extra_hosts: matches!(dialect, Dialect::Docker).then(|| vec!["sandbox:127.0.0.1".into()]),
+        binds: dialect.binds(),
         // Docker would copy the machine's own. Podman writes none.
         dns: matches!(dialect, Dialect::Docker).then(|| vec!["127.0.0.1".into()]),
         dns_search: matches!(dialect, Dialect::Docker).then(|| vec![".".into()]),
@@ -183,24 +214,36 @@ fn host(limits: &Limits, dialect: &Dialect) -> HostConfig {
     }
 }
 
-/// Open files as everywhere, and no core files. Podman asks for more processes than some machines let it have, unless it is told a
+/// What the sandbox's own network namespace is told, as everywhere.
+fn settings() -> HashMap<String, String> {
+    let settings = config::settings(Tier::Container);
+    let pairs = settings.as_object().into_iter().flatten();
+    pairs.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
+}
+
+/// Open files, waiting signals and message queues as everywhere, and no core files. Podman asks for more processes than some machines let it have, unless it is told a
 /// number; the limit that counts is another.
-fn ulimits(dialect: &Dialect) -> Vec<ResourcesUlimits> {
+fn ulimits(limits: &Limits, dialect: &Dialect) -> Vec<ResourcesUlimits> {
     let limit = |name: &str, value: u64| {
         let value = i64::try_from(value).ok();
         ResourcesUlimits { name: Some(name.into()), soft: value, hard: value }
     };
-    let mut limits = vec![limit("core", 0), limit("nofile", config::open_files())];
+    let mut all = vec![
+        limit("core", 0),
+        limit("nofile", config::open_files(limits)),
+        limit("sigpending", config::signals()),
+        limit("msgqueue", config::queue_bytes()),
+    ];
     if matches!(dialect, Dialect::Podman { .. }) {
-        limits.push(limit("nproc", PROCESSES_MAX));
+        all.push(limit("nproc", PROCESSES_MAX));
     }
-    limits
+    all
 }
 
 /// What of the machine is hidden. Not the cgroups: process 1 reads its own count of memory kills there.
 fn masked() -> Vec<String> {
     let others = config::MASKED.into_iter().filter(|path| *path != "/sys/fs");
-    others.chain(FILE_SYSTEMS).map(str::to_owned).collect()
+    others.chain(FILE_SYSTEMS).chain(KERNEL_MEMORY).map(str::to_owned).collect()
 }
 
 /// The filter, for engines that do not know what is to be answered by default and say `EPERM`: where that is not what programs fall
@@ -219,7 +262,7 @@ fn security(dialect: &Dialect) -> Vec<String> {
     let mut options = vec!["no-new-privileges".to_owned()];
     match dialect {
         Dialect::Docker => options.push(format!("seccomp={}", docker_filter())),
-        Dialect::Podman { filter } => {
+        Dialect::Podman { filter, .. } => {
             options.push(format!("seccomp={}", filter.display()));
             options.push(format!("mask={}", masked().join(":")));
         }
@@ -259,7 +302,7 @@ fn tmpfs(limits: &Limits, dialect: &Dialect) -> HashMap<String, String> {
         }
     };
     let mut mounts: HashMap<String, String> = disks(limits).map(told).into();
-    mounts.insert("/.belljar/spool".into(), format!("rw,noexec,nosuid,nodev,{}", spool(limits)));
+    mounts.insert("/.bellglass/spool".into(), format!("rw,noexec,nosuid,nodev,{}", spool(limits)));
     if let Dialect::Podman { .. } = dialect {
         // Podman makes these writable, and without a limit, where the root is read-only.
         for path in ["/run", "/var/tmp"] {

@@ -8,7 +8,7 @@ use super::place::Place;
 use crate::{Error, Spec};
 
 /// What is said of an engine that was given nothing to share out.
-const DELEGATE: &str = "the engine says that it cannot; where it is rootless, delegate the controllers to it on cgroup version 2";
+const DELEGATE: &str = "the engine reports that it cannot enforce this limit; if it is rootless, delegate the controllers to it on cgroup version 2";
 
 /// What an engine says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,10 +61,12 @@ impl Podman {
     fn check(&self) -> Result<(), Error> {
         let limited = [("memory", "memory_bytes"), ("pids", "pids"), ("cpu", "cpu_millis")];
         let missing = limited.iter().find(|(name, _)| !self.cgroup_controllers.iter().any(|one| one == name));
-        let Some((_, what)) = missing.filter(|_| self.security.rootless) else { return Ok(()) };
+        // On version 1 the service of root may name none, although it limits.
+        let told = self.security.rootless || self.cgroup_version == "v2";
+        let Some((_, what)) = missing.filter(|_| told) else { return Ok(()) };
         let why = match self.cgroup_version.as_str() {
-            "v1" => "without root Podman limits nothing on cgroup version 1; boot with version 2 (`systemd.unified_cgroup_hierarchy=1`), or use the service of root".into(),
-            _ => format!("{DELEGATE}: `systemctl edit user@.service`, `Delegate=cpu cpuset io memory pids`"),
+            "v1" => "rootless Podman enforces no limits on cgroup version 1; boot with cgroup version 2 (`systemd.unified_cgroup_hierarchy=1`), or use the Podman service of root".into(),
+            _ => format!("{DELEGATE}: run `systemctl edit user@.service` and add `Delegate=cpu cpuset io memory pids`"),
         };
         Err(Error::Unsupported { what, why })
     }
@@ -72,12 +74,12 @@ impl Podman {
 
 impl Facts {
     pub(super) async fn ask(docker: &Docker, place: &Place) -> Result<Self, Error> {
-        let info = docker.info().await.map_err(|error| place.failed("say what it can do", error))?;
-        let version = docker.version().await.map_err(|error| place.failed("say what it is", error))?;
+        let info = docker.info().await.map_err(|error| place.failed("report its capabilities", error))?;
+        let version = docker.version().await.map_err(|error| place.failed("report its version", error))?;
         let parts = version.components.unwrap_or_default();
         let is_podman = parts.iter().any(|part| part.name.starts_with("Podman"));
-        Self::check_info(&info)?;
         let podman = if is_podman { Some(Podman::ask(place).await?) } else { None };
+        Self::check_info(&info, is_podman)?;
         let has = |option: &str| {
             let name = format!("name={option}");
             info.security_options.iter().flatten().any(|one| one.split(',').any(|part| part == name))
@@ -95,23 +97,25 @@ impl Facts {
     }
 
     /// Refuses an engine that cannot enforce what every sandbox has.
-    fn check_info(info: &SystemInfo) -> Result<(), Error> {
+    fn check_info(info: &SystemInfo, is_podman: bool) -> Result<(), Error> {
         let unsupported =
             |what: &'static str, why: &str| Err(Error::Unsupported { what, why: why.to_owned() });
         let seccomp = info.security_options.iter().flatten().any(|one| one.contains("seccomp"));
         match info {
-            _ if info.os_type.as_deref().is_some_and(|os| os != "linux") => {
-                unsupported("isolation", "the engine runs no Linux containers; switch it to them")
-            }
+            _ if info.os_type.as_deref().is_some_and(|os| os != "linux") => unsupported(
+                "isolation",
+                "the engine does not run Linux containers; switch it to Linux containers",
+            ),
             _ if !is_same(info.architecture.as_deref().unwrap_or_default()) => unsupported(
                 "isolation",
-                "the engine's machine has another processor than this one, and the guest is for this one; use an engine of the same kind",
+                "the engine's machine has another processor architecture than this machine, for which the guest is built; use an engine of the same architecture",
             ),
             _ if info.memory_limit == Some(false) => unsupported("memory_bytes", DELEGATE),
             _ if info.pids_limit == Some(false) => unsupported("pids", DELEGATE),
-            _ if info.cpu_cfs_quota == Some(false) => unsupported("cpu_millis", DELEGATE),
+            // Podman looks for a file of version 1, and says no on version 2. What it can limit it has told in its own words.
+            _ if info.cpu_cfs_quota == Some(false) && !is_podman => unsupported("cpu_millis", DELEGATE),
             _ if !seccomp => {
-                unsupported("the filter of system calls", "the engine has no seccomp; use one that has")
+                unsupported("the system call filter", "the engine has no seccomp; use an engine with seccomp")
             }
             _ => Ok(()),
         }
@@ -123,7 +127,7 @@ impl Facts {
             return Err(Error::Capacity {
                 what: "memory",
                 why: format!(
-                    "{} bytes were asked for, the engine's machine has {}",
+                    "{} bytes were requested, the engine's machine has {}",
                     spec.limits.memory_bytes, self.memory_bytes
                 ),
             });
@@ -136,27 +140,52 @@ impl Facts {
         let mut lacks = Vec::new();
         if !self.remapped {
             lacks.push(
-                "a user namespace: root inside, which no user code is, is root of the engine's machine; use a rootless engine, or Docker's `userns-remap`"
+                "a user namespace: root in the sandbox is root on the engine's machine, although user code never runs as root; use a rootless engine, or Docker's `userns-remap`"
                     .to_owned(),
             );
         }
-        lacks.push("a range of user ids for each sandbox: all of an engine share one".to_owned());
-        lacks.push("limits of user code alone: process 1 shares them, and at the limit of processes no new command begins".to_owned());
-        lacks.push("a disk: /workspace and the home directory are memory, and count as such".to_owned());
+        lacks.push("a range of user ids per sandbox: all sandboxes of an engine share one range".to_owned());
+        lacks.push("separate limits for user code: process 1 counts toward the same limits, so no new command can start when the process limit is reached".to_owned());
+        let shared = match self.remapped {
+            true => {
+                "all sandboxes of an engine share the counts of the user that the engine runs as, which is root unless the engine is rootless"
+            }
+            false => {
+                "all sandboxes of an engine share the counts of one user with each other and with that user's processes on the engine's machine"
+            }
+        };
+        lacks.push(format!(
+            "separate counts of inotify instances, pipes and queued signals per sandbox: {shared}"
+        ));
+        if self.remapped {
+            lacks.push(
+                "separate device nodes: with a user namespace, engines expose the machine's `/dev/null` and similar nodes, so watches and locks on them affect other sandboxes and the machine"
+                    .to_owned(),
+            );
+        }
+        lacks.push("a limit on file locks: file locks are not monitored".to_owned());
+        lacks.push("a limit on socket buffers if the machine has cgroup version 1".to_owned());
         lacks.push(
-            "a limit on terminals: those of all sandboxes of a machine are counted together".to_owned(),
+            "hidden host paths: the mount table in the sandbox shows directories of the engine, and the cgroup files are those of the host".to_owned(),
+        );
+        lacks.push(
+            "a disk: /workspace and the home directory are in memory and count toward the memory limit"
+                .to_owned(),
+        );
+        lacks.push(
+            "a limit on terminals: terminals of all sandboxes on a machine are counted together".to_owned(),
         );
         if self.is_podman {
             lacks.push("disk_inodes: Podman limits the size of files, not their number".to_owned());
         }
         if !self.separates_cgroups {
             lacks.push(
-                "a cgroup namespace: on cgroup version 1 Podman shows a sandbox the names of its cgroups outside".to_owned(),
+                "a cgroup namespace: on cgroup version 1, Podman shows a sandbox the names of its cgroups on the host".to_owned(),
             );
         }
         if self.swaps {
             lacks.push(
-                "memory without swap: the engine's kernel cannot forbid it; switch swap off there".to_owned(),
+                "memory without swap: the engine's kernel cannot forbid swap; turn swap off on the engine's machine".to_owned(),
             );
         }
         lacks

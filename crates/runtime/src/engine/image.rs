@@ -12,22 +12,39 @@ use std::time::Duration;
 use bollard::Docker;
 use bollard::models::{ContainerConfig, ContainerCreateBody};
 use bollard::query_parameters::{
-    BuildImageOptionsBuilder, CommitContainerOptionsBuilder, CreateContainerOptions,
-    CreateImageOptionsBuilder, ImportImageOptionsBuilder, ListContainersOptionsBuilder,
-    RemoveContainerOptionsBuilder, TagImageOptionsBuilder, UploadToContainerOptionsBuilder,
+    BuildImageOptionsBuilder, CommitContainerOptionsBuilder, ContainerArchiveInfoOptionsBuilder,
+    CreateContainerOptionsBuilder, CreateImageOptionsBuilder, ImportImageOptionsBuilder,
+    ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, UploadToContainerOptionsBuilder,
 };
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 
-use super::{Engine, unless_gone};
-use crate::{Error, Runtime as _, files};
+use super::{Engine, Kind, known, unless_gone};
+use crate::{Error, files};
 
 /// A root file system with nothing in it.
-pub const EMPTY: &str = "localhost/belljar/empty:latest";
+pub const EMPTY: &str = "localhost/bellglass/empty:latest";
 /// Where sealed images are kept.
-const SEALED: &str = "localhost/belljar/sealed";
-/// Says of a container that an image is being sealed in it, and by whom.
-const SEALING: &str = "dev.belljar.sealing";
+const SEALED: &str = "localhost/bellglass/sealed";
+/// Begins the name of a container in which an image is being sealed; the owner follows. A label would stay in the image.
+const SEALING: &str = "bellglass-sealing";
+/// The places that a sandbox mounts its own directories on, each after those above it.
+const MOUNT_POINTS: [&str; 12] = [
+    "/.bellglass",
+    "/.bellglass/spool",
+    "/dev",
+    "/etc",
+    "/home",
+    "/home/sandbox",
+    "/proc",
+    "/run",
+    "/sys",
+    "/tmp",
+    "/var",
+    "/workspace",
+];
+/// The bit by which Go says that a mode is that of a directory.
+const GO_MODE_DIRECTORY: u32 = 1 << 31;
 /// Whoever seals is done by then, or dead.
 const OLD_SECONDS: u64 = 600;
 /// A large image over a slow line.
@@ -40,10 +57,10 @@ const TAIL_CHARS_MAX: usize = 200;
 const DIGITS: usize = 16;
 
 impl Engine {
-    /// Takes an image from an archive, with the names that it has there, and says one of them.
+    /// Loads an image from an archive that gives it no name, and returns its id.
     ///
     /// # Errors
-    /// The engine does not answer, or cannot read it.
+    /// The engine does not answer, cannot read it, or does not say an id.
     pub async fn load(&self, archive: File) -> Result<String, Error> {
         // It answers when it has all of it.
         let docker = self.docker().await?.clone().with_timeout(LOADED_WITHIN);
@@ -59,10 +76,11 @@ impl Engine {
             // `Loaded image: NAME`, or `Loaded image ID: sha256:…` where it has no name.
             name = said.trim().split_once(": ").map(|(_, name)| name.to_owned()).or(name);
         }
-        name.ok_or_else(|| Error::Unavailable {
-            what: format!("{} did not load an image", self.place().kind.name()),
-            why: "it does not say what it has loaded".into(),
-            fix: "Look for the image in what the engine lists, or use a newer engine.".into(),
+        let is_sound = |name: &String| known::is_id(name) || api::defence::is_off("I-10");
+        name.filter(is_sound).ok_or_else(|| Error::Unavailable {
+            what: format!("{} failed to load an image", self.place().kind.name()),
+            why: "it did not report the id of the loaded image".into(),
+            fix: "Look for the image in the engine's list of images, or use a newer engine.".into(),
         })
     }
 
@@ -101,25 +119,13 @@ impl Engine {
     /// There is no such image, or the engine does not answer.
     pub async fn digest(&self, image: &str) -> Result<String, Error> {
         let found = self.docker().await?.inspect_image(image).await;
-        let found = found.map_err(|error| self.failed("look at an image", error))?;
-        Ok(found.id.unwrap_or_default().trim_start_matches("sha256:").to_owned())
-    }
-
-    /// Gives an image another name as well.
-    ///
-    /// # Errors
-    /// There is no such image, or the engine does not answer.
-    pub async fn tag(&self, image: &str, name: &str) -> Result<(), Error> {
-        let (repo, tag) = name.rsplit_once(':').unwrap_or((name, "latest"));
-        let options = TagImageOptionsBuilder::new().repo(repo).tag(tag).build();
-        let tagged = self.docker().await?.tag_image(image, Some(options)).await;
-        tagged.map_err(|error| self.failed("name an image", error))
+        let found = found.map_err(|error| self.failed("inspect an image", error))?;
+        Ok(known::with_prefix(&found.id.unwrap_or_default()).trim_start_matches("sha256:").to_owned())
     }
 
     /// The sealed image of a root file system and this guest; made if it is not there.
     pub(super) async fn sealed(&self, docker: &Docker, image: &str, guest: &Path) -> Result<String, Error> {
-        let found = unless_gone(docker.inspect_image(image).await);
-        let found = match found.map_err(|error| self.failed("look for an image", error))? {
+        let found = match self.known(image).await? {
             Some(found) => found,
             None if image == EMPTY => self.make_empty(docker).await?,
             None => return Err(self.no_image(image)),
@@ -133,54 +139,88 @@ impl Engine {
             return Err(Error::Unsupported {
                 what: "disk_bytes",
                 why: format!(
-                    "the image {image} has volumes, which {} would put on its disk without a limit; remove VOLUME from it",
+                    "the image {image} declares volumes, which {} would store on its disk without a limit; remove VOLUME from the image",
                     self.place().kind.name()
                 ),
             });
         }
         let root = found.id.unwrap_or_default();
         let root = root.trim_start_matches("sha256:");
-        let named = guest.file_name().unwrap_or_default().to_string_lossy();
+        // The directory is named after what the guest is: after an upgrade it is another one.
+        let named = guest.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
         // Which image it became is written down here and nowhere else: a name can be given to any image by whoever has one loaded.
         let note = self.notes().join(format!("{root}-{named}"));
         if let Some(sealed) = files::read_if_there(&note)?
-            && self.has_image(&sealed).await?
+            && self.is_there(docker, &sealed).await?
         {
             return Ok(sealed);
         }
-        let sealed = self.seal(docker, root, guest).await;
-        let sealed = sealed.map_err(|error| self.failed("put the guest into an image", error))?;
+        let sealed = self.seal(docker, root, guest).await?;
         files::directory(&self.notes(), 0o700)?;
         files::replace_by(&note, &sealed, &std::process::id().to_string())?;
         Ok(sealed)
     }
 
+    async fn is_there(&self, docker: &Docker, id: &str) -> Result<bool, Error> {
+        let found = unless_gone(docker.inspect_image(id).await);
+        Ok(found.map_err(|error| self.failed("find an image", error))?.is_some())
+    }
+
     /// Where it is written down which image a root file system and a guest became.
-    fn notes(&self) -> PathBuf {
+    pub(super) fn notes(&self) -> PathBuf {
         self.shared.written.home().with_file_name(format!("{}-sealed", self.place().kind.name()))
     }
 
-    /// Makes a sealed image, and says its digest. Two at once make two, of which one is used from then on.
-    async fn seal(
-        &self,
-        docker: &Docker,
-        root: &str,
-        guest: &Path,
-    ) -> Result<String, bollard::errors::Error> {
-        self.remove_old_seals(docker).await?;
+    /// Makes a sealed image, and returns its id. Two at once make two, of which one is used from then on.
+    async fn seal(&self, docker: &Docker, root: &str, guest: &Path) -> Result<String, Error> {
+        let failed = |error| self.failed("add the guest to an image", error);
+        self.remove_old_seals(docker).await.map_err(failed)?;
         let body = ContainerCreateBody {
             image: Some(root.to_owned()),
-            entrypoint: Some(vec!["/.belljar/guest".into()]),
+            entrypoint: Some(vec!["/.bellglass/guest".into()]),
             cmd: Some(Vec::new()),
-            labels: Some(HashMap::from([(SEALING.to_owned(), self.shared.owner.clone())])),
             network_disabled: Some(true),
             ..ContainerCreateBody::default()
         };
-        let made = docker.create_container(None::<CreateContainerOptions>, body).await?;
-        let sealed = self.fill(docker, &made.id, guest).await;
+        let name = format!("{}-{}", self.sealing(), crate::written::random_name()?);
+        let options = CreateContainerOptionsBuilder::new().name(&name).build();
+        let made = docker.create_container(Some(options), body).await.map_err(failed)?;
+        let sealed = match self.check_mount_points(docker, &made.id).await {
+            Ok(()) => self.fill(docker, &made.id, guest).await.map_err(failed),
+            Err(error) => Err(error),
+        };
         let options = RemoveContainerOptionsBuilder::new().force(true).build();
-        let removed = docker.remove_container(&made.id, Some(options)).await;
+        let removed = docker.remove_container(&made.id, Some(options)).await.map_err(failed);
         sealed.and_then(|sealed| removed.map(|()| sealed))
+    }
+
+    /// How the names of all containers begin in which this owner seals images.
+    fn sealing(&self) -> String {
+        format!("{SEALING}-{}", self.shared.owner)
+    }
+
+    /// Refuses an image in which a place that sandboxes mount on is anything but a directory: an engine follows a link there, so that
+    /// `/workspace -> /etc` would give the user `/etc`.
+    async fn check_mount_points(&self, docker: &Docker, id: &str) -> Result<(), Error> {
+        for path in MOUNT_POINTS.iter().filter(|_| !api::defence::is_off("I-13")) {
+            let options = ContainerArchiveInfoOptionsBuilder::new().path(path).build();
+            let found = unless_gone(docker.get_container_archive_info(id, Some(options)).await);
+            let Some(found) = found.map_err(|error| self.failed("inspect the files of an image", error))?
+            else {
+                continue;
+            };
+            if found.file_mode & GO_MODE_DIRECTORY == 0
+                || !(found.link_target.is_empty() || found.link_target == *path)
+            {
+                return Err(Error::Unsupported {
+                    what: "this image",
+                    why: format!(
+                        "{path} is not a directory in the image, but sandboxes mount a file system there; rebuild the image with a directory at this path, or without the path"
+                    ),
+                });
+            }
+        }
+        Ok(())
     }
 
     async fn fill(&self, docker: &Docker, id: &str, guest: &Path) -> Result<String, bollard::errors::Error> {
@@ -197,16 +237,17 @@ impl Engine {
 
     /// Removes what is left of those who died while sealing.
     async fn remove_old_seals(&self, docker: &Docker) -> Result<(), bollard::errors::Error> {
-        let filters = HashMap::from([
-            ("label", vec![format!("{SEALING}={}", self.shared.owner)]),
-            ("status", vec!["created".to_owned()]),
-        ]);
+        let prefix = self.sealing();
+        let filters = HashMap::from([("name", vec![prefix.clone()]), ("status", vec!["created".to_owned()])]);
         let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         for one in docker.list_containers(Some(options)).await? {
             let age =
                 now.as_secs().saturating_sub(one.created.and_then(|at| u64::try_from(at).ok()).unwrap_or(0));
-            if let Some(id) = one.id.filter(|_| age > OLD_SECONDS) {
+            // Engines look for the text anywhere in a name.
+            let ours =
+                one.names.iter().flatten().any(|name| name.trim_start_matches('/').starts_with(&prefix));
+            if let Some(id) = one.id.filter(|_| ours && age > OLD_SECONDS) {
                 let options = RemoveContainerOptionsBuilder::new().force(true).build();
                 unless_gone(docker.remove_container(&id, Some(options)).await)?;
             }
@@ -215,9 +256,18 @@ impl Engine {
     }
 
     async fn make_empty(&self, docker: &Docker) -> Result<bollard::models::ImageInspect, Error> {
-        let failed = |error| self.failed("make an empty image", error);
-        let (repo, tag) = EMPTY.split_once(':').unwrap_or((EMPTY, "latest"));
-        let options = CreateImageOptionsBuilder::new().from_src("-").repo(repo).tag(tag).build();
+        let failed = |error| self.failed("create an empty image", error);
+        // Made under a name that nobody can guess: what is found by it is what was made.
+        let (repo, _) = EMPTY.split_once(':').unwrap_or((EMPTY, ""));
+        let tag = crate::written::random_name()?;
+        let name = format!("{repo}:{tag}");
+        let options = CreateImageOptionsBuilder::new().from_src("-");
+        // Podman takes the tag as a part of the name only.
+        let options = match self.place().kind {
+            Kind::Podman => options.repo(&name),
+            Kind::Docker => options.repo(repo).tag(&tag),
+        };
+        let options = options.build();
         let mut root = tar::Builder::new(Vec::new());
         let made = ["proc/", "dev/", "sys/", "tmp/", "workspace/", "home/sandbox/"]
             .iter()
@@ -231,15 +281,19 @@ impl Engine {
         while let Some(line) = said.next().await {
             line.map_err(failed)?;
         }
-        docker.inspect_image(EMPTY).await.map_err(failed)
+        let found = docker.inspect_image(&name).await.map_err(failed)?;
+        let id = known::with_prefix(found.id.as_deref().unwrap_or_default());
+        self.adopt(&id, EMPTY, &[]).await?;
+        self.untag(&id, &name).await?;
+        Ok(found)
     }
 
     fn no_image(&self, image: &str) -> Error {
         let name = self.place().kind.name();
         Error::Unavailable {
-            what: format!("{name} has no image of this template"),
-            why: format!("{image} is not there"),
-            fix: "Make it with `belljar build-sandbox NAME`, the template's name or its recipe; one that was imported, import again.".into(),
+            what: format!("{name} has no image for this template"),
+            why: format!("{image} does not exist"),
+            fix: "Build the image with `bellglass build-sandbox NAME`, where NAME is the template or its recipe. If the template was imported, import the template again.".into(),
         }
     }
 }
@@ -268,13 +322,13 @@ fn archive(guest: &Path, podman: bool) -> Result<Vec<u8>, bollard::errors::Error
     // Podman cannot be told whose it is either: there, all may write.
     let open: &[(&str, u32)] =
         if podman { &[("workspace/", 0o1777), ("home/sandbox/", 0o1777)] } else { &[] };
-    for (path, mode) in [(".belljar/", 0o755), (".belljar/spool/", 0o700)].iter().chain(open).copied() {
+    for (path, mode) in [(".bellglass/", 0o755), (".bellglass/spool/", 0o700)].iter().chain(open).copied() {
         archive.append_data(&mut header(tar::EntryType::Directory, 0, mode), path, std::io::empty())?;
     }
     let size = bytes.len() as u64;
     archive.append_data(
         &mut header(tar::EntryType::Regular, size, 0o555),
-        ".belljar/guest",
+        ".bellglass/guest",
         bytes.as_slice(),
     )?;
     Ok(archive.into_inner()?)

@@ -53,7 +53,7 @@ impl Kind {
     }
 
     /// The variable that names its address.
-    pub(super) fn variable(self) -> &'static str {
+    pub fn variable(self) -> &'static str {
         match self {
             Self::Podman => "CONTAINER_HOST",
             Self::Docker => "DOCKER_HOST",
@@ -64,9 +64,9 @@ impl Kind {
     fn install(self) -> &'static str {
         match self {
             Self::Podman => {
-                "Install it (`apt-get install podman`) and start its service: `systemctl --user enable --now podman.socket`."
+                "Install Podman (`apt-get install podman`) and start its service: `systemctl --user enable --now podman.socket`."
             }
-            Self::Docker => "Install it (`apt-get install docker.io`, or Docker Desktop) and start it.",
+            Self::Docker => "Install Docker (`apt-get install docker.io`, or Docker Desktop) and start it.",
         }
     }
 
@@ -74,9 +74,9 @@ impl Kind {
     fn begin(self) -> &'static str {
         match self {
             Self::Podman => {
-                "Start it: `systemctl --user start podman.socket`, or `systemctl start podman.socket` as root."
+                "Start Podman: `systemctl --user start podman.socket`, or `systemctl start podman.socket` as root."
             }
-            Self::Docker => "Start it: `systemctl start docker`, or open Docker Desktop.",
+            Self::Docker => "Start Docker: `systemctl start docker`, or open Docker Desktop.",
         }
     }
 
@@ -113,9 +113,9 @@ impl Place {
         match sockets.iter().find(|path| path.exists()) {
             Some(path) => Ok(Self { kind, address: format!("unix://{}", path.display()) }),
             None => Err(Error::Unavailable {
-                what: format!("{} is not here", kind.name()),
+                what: format!("{} was not found", kind.name()),
                 why: format!(
-                    "none of its sockets is there ({}), and {} is not set",
+                    "none of its sockets exists ({}), and {} is not set",
                     sockets.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
                     kind.variable()
                 ),
@@ -138,28 +138,28 @@ impl Place {
                 return Err(Error::Unavailable {
                     what: format!("{} cannot be reached", self.kind.name()),
                     why: format!("{} is {}, which is neither unix:// nor tcp://", self.kind.variable(), self.address),
-                    fix: "Forward its socket (`ssh -L ./engine.sock:/var/run/docker.sock HOST`) and name that with unix://.".into(),
+                    fix: "Forward the engine's socket (`ssh -L ./engine.sock:/var/run/docker.sock HOST`) and use the forwarded socket with unix://.".into(),
                 });
             }
         }
         let mut last = None;
         for version in &VERSIONS {
-            let docker = self.open(version).map_err(|error| self.failed("be reached", error))?;
+            let docker = self.open(version).map_err(|error| self.failed("accept a connection", error))?;
             match tokio::time::timeout(PROBED_WITHIN, docker.version()).await {
                 Ok(Ok(_)) => return Ok(docker),
                 Ok(Err(error)) => last = Some(error),
-                Err(_) => return Err(self.silent(format!("it said nothing for {PROBED_WITHIN:?}"))),
+                Err(_) => return Err(self.silent(format!("it did not respond within {PROBED_WITHIN:?}"))),
             }
         }
         Err(last.map_or_else(
-            || self.silent("it speaks no version that Belljar does".into()),
-            |error| self.failed("be reached", error),
+            || self.silent("it supports none of the API versions that Bellglass supports".into()),
+            |error| self.failed("accept a connection", error),
         ))
     }
 
     /// What an engine answers to a question that only it knows.
     pub(super) async fn ask<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
-        let failed = |why: String| self.silent(format!("it could not be asked for {path}: {why}"));
+        let failed = |why: String| self.silent(format!("the request for {path} failed: {why}"));
         let client = crate::http::client().map_err(|error| failed(error.to_string()))?;
         let (client, host) = match self.address.strip_prefix("unix://") {
             Some(socket) => (client.unix_socket(Path::new(socket)), "engine"),
@@ -188,22 +188,20 @@ impl Place {
         let Err(error) = UnixStream::connect(path) else { return Ok(()) };
         let (name, path) = (self.kind.name(), path.display());
         if error.kind() == ErrorKind::NotFound {
-            return Err(self.silent(format!("there is no socket {path}")));
+            return Err(self.silent(format!("the socket {path} does not exist")));
         }
         if error.kind() != ErrorKind::PermissionDenied {
-            return Err(self.silent(format!("its daemon does not answer at {path}: {error}")));
+            return Err(self.silent(format!("its daemon does not respond at {path}: {error}")));
         }
         let fix = match self.kind {
             Kind::Docker => {
                 "Add yourself to the group `docker` (`sudo usermod -aG docker $USER`) and log in again, or use Podman, which needs no such group."
             }
-            Kind::Podman => {
-                "Use the service of your own user: `systemctl --user enable --now podman.socket`."
-            }
+            Kind::Podman => "Use your own user's service: `systemctl --user enable --now podman.socket`.",
         };
         Err(Error::Unavailable {
-            what: format!("{name} may not be used"),
-            why: format!("no permission on {path}"),
+            what: format!("{name} cannot be used"),
+            why: format!("permission denied on {path}"),
             fix: fix.into(),
         })
     }
@@ -218,23 +216,23 @@ impl Place {
 
     /// The error for something that the engine did not do: what it said, or why it said nothing.
     pub(super) fn failed(&self, act: &str, error: bollard::errors::Error) -> Error {
-        let what = format!("{} did not {act}", self.kind.name());
+        let what = format!("{} failed to {act}", self.kind.name());
         if let bollard::errors::Error::DockerResponseServerError { status_code, message } = &error {
-            let why = format!("it answered {status_code}: {}", start(message.trim()));
+            let why = format!("it returned {status_code}: {}", start(message.trim()));
             return Error::Unavailable {
                 what,
                 why,
-                fix: "Mend what it names; `belljar doctor` tries it out.".into(),
+                fix: "Fix the reported cause, then check with `bellglass doctor`.".into(),
             };
         }
         if let bollard::errors::Error::DockerStreamError { error } = &error {
             let why = start(error.trim());
-            return Error::Unavailable { what, why, fix: "Mend what it names, and try again.".into() };
+            return Error::Unavailable { what, why, fix: "Fix the reported cause, then try again.".into() };
         }
         if let bollard::errors::Error::IOError { err: source } = error {
             return Error::System { act: act.to_owned(), source };
         }
-        self.silent(format!("it could not be asked to {act}: {}", crate::chain(&error)))
+        self.silent(format!("the request to {act} failed: {}", crate::chain(&error)))
     }
 }
 

@@ -22,10 +22,38 @@ pub(super) fn differences(said: &Posture, found: &ContainerInspectResponse, fact
     let users = said.namespaces.get("user").is_some_and(|seen| seen != INITIAL_USERS);
     // One more than the engine knows of does no harm: it may be in one itself.
     if facts.remapped && !users {
-        differences.push("a user namespace is false, not true".into());
+        differences.push("the sandbox does not have a separate user namespace".into());
     }
     differences.extend(told(found.host_config.as_ref()));
+    differences.extend(found.host_config.iter().flat_map(|host| limits(said, host)));
     differences
+}
+
+/// Where the kernel does not hold process 1 to what the engine says. Podman repeats limits that its runtime could not set.
+fn limits(said: &Posture, host: &HostConfig) -> Vec<String> {
+    let positive =
+        |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok()).filter(|value| *value > 0);
+    let quota = || Some(positive(host.cpu_quota)?.saturating_mul(1000) / positive(host.cpu_period)?);
+    let told = [
+        ("memory", positive(host.memory)),
+        ("pids", positive(host.pids_limit)),
+        ("cpu", positive(host.nano_cpus).map(|nanos| nanos / 1_000_000).or_else(quota)),
+    ];
+    let holds = |(name, told): &(&str, Option<u64>)| {
+        let held = said.cgroup.get(*name);
+        held.zip(*told).is_some_and(|(held, told)| *held <= told)
+    };
+    let text = |limit: Option<&u64>| limit.map_or("none".into(), u64::to_string);
+    let wrong = told.iter().filter(|one| !holds(one));
+    wrong
+        .map(|(name, told)| {
+            format!(
+                "the cgroup's {name} limit is {}, not {}",
+                text(said.cgroup.get(*name)),
+                text(told.as_ref())
+            )
+        })
+        .collect()
 }
 
 /// What of process 1 is not as it should be wherever files are memory, if it must not be in these namespaces.
@@ -51,7 +79,11 @@ pub(crate) fn of_first<'a>(said: &Posture, initial: impl Iterator<Item = (&'a st
     }
     for (kind, initial) in initial {
         let seen = said.namespaces.get(kind).map_or("missing", String::as_str);
-        expect(&format!("the {kind} namespace"), (seen == initial || seen == "missing").to_string(), "false");
+        expect(
+            &format!("use of the initial {kind} namespace"),
+            (seen == initial || seen == "missing").to_string(),
+            "false",
+        );
     }
     differences
 }
@@ -59,21 +91,63 @@ pub(crate) fn of_first<'a>(said: &Posture, initial: impl Iterator<Item = (&'a st
 /// What the engine has made of what it was told: one that does not know an option may leave it out.
 fn told(host: Option<&HostConfig>) -> Vec<String> {
     let Some(host) = host else {
-        return vec!["the engine does not say how it has confined the sandbox".into()];
+        return vec!["the engine does not report the host configuration of the sandbox".into()];
     };
     let limited = |value: Option<i64>| value.is_some_and(|value| value > 0);
     let checks = [
-        ("its root is read-only", host.readonly_rootfs == Some(true)),
-        ("it has no network", host.network_mode.as_deref() == Some("none")),
-        ("it is not privileged", host.privileged != Some(true)),
-        ("its memory is limited", limited(host.memory)),
-        ("its processes are limited", limited(host.pids_limit)),
-        ("nothing of the machine is mounted", host.binds.as_ref().is_none_or(Vec::is_empty)),
-        ("it has no device", host.devices.as_ref().is_none_or(Vec::is_empty)),
+        ("the root of the sandbox is read-only", host.readonly_rootfs == Some(true)),
+        ("the sandbox has no network", host.network_mode.as_deref() == Some("none")),
+        ("the sandbox is not privileged", host.privileged != Some(true)),
+        ("the memory of the sandbox is limited", limited(host.memory)),
+        ("the processes of the sandbox are limited", limited(host.pids_limit)),
+        (
+            "the sandbox mounts nothing from the machine",
+            host.binds.iter().flatten().all(|bind| is_hosts(bind)),
+        ),
+        ("the sandbox has no devices", host.devices.as_ref().is_none_or(Vec::is_empty)),
     ];
     checks
         .iter()
         .filter(|(_, holds)| !holds)
-        .map(|(what, _)| format!("the engine does not say that {what}"))
+        .map(|(what, _)| format!("the engine does not report that {what}"))
         .collect()
+}
+
+/// Whether a mount is that of our own list of names.
+fn is_hosts(bind: &str) -> bool {
+    bind.split(':').nth(1) == Some(super::container::HOSTS_AT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_only_the_engine_tells_of_are_differences() {
+        let host = HostConfig {
+            memory: Some(128 << 20),
+            pids_limit: Some(36),
+            nano_cpus: Some(500_000_000),
+            ..HostConfig::default()
+        };
+        let held = |all: &[(&str, u64)]| Posture {
+            cgroup: all.iter().map(|(name, limit)| ((*name).to_owned(), *limit)).collect(),
+            ..Posture::default()
+        };
+        let right = [("memory", 128 << 20), ("pids", 36), ("cpu", 500)];
+        assert_eq!(limits(&held(&right), &host), Vec::<String>::new());
+        // What crun makes of it without a cgroup of its own, and what version 1 says of memory without a limit.
+        assert_eq!(limits(&held(&[]), &host).len(), 3);
+        let wide = limits(&held(&[("memory", 9_223_372_036_854_771_712), ("pids", 36), ("cpu", 500)]), &host);
+        assert_eq!(wide, ["the cgroup's memory limit is 9223372036854771712, not 134217728"]);
+        let quota = HostConfig {
+            nano_cpus: None,
+            cpu_quota: Some(50_000),
+            cpu_period: Some(100_000),
+            ..host.clone()
+        };
+        assert_eq!(limits(&held(&right), &quota), Vec::<String>::new());
+        let silent = HostConfig { nano_cpus: None, ..host };
+        assert_eq!(limits(&held(&right), &silent), ["the cgroup's cpu limit is 500, not none"]);
+    }
 }

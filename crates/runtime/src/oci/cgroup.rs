@@ -1,7 +1,7 @@
 //! A sandbox's cgroups, on hosts with version 2, with version 1, and with both.
 //!
 //! ```text
-//! belljar/<id>            everything of the sandbox; a limit a little above the user's
+//! bellglass/<id>            everything of the sandbox; a limit a little above the user's
 //!   guest                 made by the OCI runtime: process 1
 //!   user                  user code: memory, pids, cpu; the guest's children enter by a descriptor
 //!   runtime               the OCI runtime's own command while it runs, so that what a killed caller
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Version 2 allows no process in a cgroup with children that carry controllers; hence three siblings. A user-space
-//! kernel is one process for guest and user code alike, so there the limits are on `belljar/<id>` and `user` is absent.
+//! kernel is one process for guest and user code alike, so there the limits are on `bellglass/<id>` and `user` is absent.
 
 mod freeze;
 mod limits;
@@ -27,10 +27,10 @@ use rustix::process::Signal;
 
 use crate::files::{self, failed};
 use crate::oci::process::{self, ENDING, Process};
-use crate::{Error, Tier, Usage};
+use crate::{Error, Tier, Usage, tables};
 
 /// The parent of all sandboxes' cgroups.
-const PARENT: &str = "belljar";
+const PARENT: &str = "bellglass";
 /// The controllers that carry limits, and `cpuacct`, which counts where version 1 mounts it apart from `cpu`.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "cpuacct"];
 /// How long the kernel is given to let go of the processes of a cgroup.
@@ -89,6 +89,10 @@ impl Cgroups {
             hierarchy.delegate(&hierarchy.root)?;
             files::directory(&parent, 0o755)?;
             hierarchy.delegate(&parent)?;
+            if hierarchy.has("pids") {
+                // All together leave the host some, whatever each may have.
+                files::write(&parent.join("pids.max"), &tables::tasks_of_all().to_string())?;
+            }
             files::directory(&sandbox, 0o755)?;
             hierarchy.delegate(&sandbox)?;
             if tier == Tier::Container {
@@ -136,7 +140,7 @@ impl Cgroups {
         }
         let count = open(&user.join("memory.oom_control"), false)?;
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| Error::System { act: "make an eventfd".into(), source: error.into() })?;
+            .map_err(|error| Error::System { act: "create an eventfd".into(), source: error.into() })?;
         let registration = format!("{} {}", event.as_raw_fd(), count.as_raw_fd());
         files::write(&user.join("cgroup.event_control"), &registration)?;
         Ok(Handout { procs, oom_count: Some(count), oom_event: Some(event) })
@@ -158,6 +162,13 @@ impl Cgroups {
             usage.memory_bytes = number(&sandbox.join(charged).join(now))?;
             usage.memory_peak_bytes = number(&sandbox.join(charged).join(peak))?;
             usage.sandbox_memory_bytes = number(&sandbox.join(now))?;
+            if !memory.unified {
+                // Version 1 counts the buffers of sockets apart.
+                let sockets = number(&sandbox.join(charged).join("memory.kmem.tcp.usage_in_bytes"))?;
+                usage.memory_bytes += sockets;
+                usage.sandbox_memory_bytes += sockets;
+                usage.memory_peak_bytes = usage.memory_peak_bytes.max(usage.memory_bytes);
+            }
             // Version 1 counts a kill only where the killed process was, version 2 in every parent as well.
             let places: &[&str] = if memory.unified { &[""] } else { &["", "guest", "user"] };
             for place in places {
@@ -194,6 +205,12 @@ impl Cgroups {
         Ok(tree::names(&text, &format!("/{PARENT}/{id}")))
     }
 
+    /// The sandbox in whose cgroups a process is.
+    pub(crate) fn sandbox_of(pid: i32) -> Option<SandboxId> {
+        let text = files::read_if_there(Path::new(&format!("/proc/{pid}/cgroup"))).ok()??;
+        tree::sandbox(&text, &format!("/{PARENT}/"))
+    }
+
     /// Kills every process of the sandbox, collects those this process inherited, and waits for the end of all.
     pub(crate) fn kill_all(&self, id: &SandboxId) -> Result<(), Error> {
         let deadline = Instant::now() + ENDING;
@@ -223,7 +240,7 @@ impl Cgroups {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(Error::Deadline { what: "the end of a sandbox's processes", after: ENDING });
+                return Err(Error::Deadline { what: "killing the processes of a sandbox", after: ENDING });
             }
             std::thread::sleep(PAUSE);
         }
@@ -283,8 +300,8 @@ impl Hierarchy {
             std::fs::write(&path, format!("+{controller}")).map_err(|error| Error::Unsupported {
                 what: limit,
                 why: format!(
-                    "cannot enable the cgroup controller `{controller}` in {}: {error}; run where no process sits \
-                     in that cgroup itself, or have the service manager delegate it",
+                    "cannot enable the cgroup controller `{controller}` in {}: {error}; make sure that no process \
+                     is directly in this cgroup, or configure the service manager to delegate the controller",
                     group.display()
                 ),
             })?;

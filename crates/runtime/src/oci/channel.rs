@@ -1,31 +1,79 @@
 //! The socket that the guest dials, and what is said on it before the channel begins.
 //!
-//! The node listens in `<data>/sandboxes/<id>/channel`, which is bound read-only into the sandbox and which only the
-//! sandbox's root may enter. A new process takes over by putting a socket of its own in the place of the old one; the
-//! guest dials until somebody answers.
+//! In a container the socket lies in a file system of the sandbox's own ([`super::nodes`]), bound into the sandbox at
+//! `/.bellglass/channel`, where only the sandbox's root may enter. The table of mounts shows every sandbox where its mounts come
+//! from: a directory of the host would tell the path of the data directory. A user-space kernel has a table of its own making,
+//! and its file server reaches the socket by a path of the host: there it lies in `<data>/sandboxes/<id>/channel`.
+//!
+//! A new process takes over by putting a socket of its own in the place of the old one; the guest dials until somebody answers.
 
+use std::ffi::CStr;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener as StdListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use api::hello::{DESCRIPTORS_MAX, HELLO_BYTES, Hello, Kind};
-use rustix::fs::{Mode, OFlags};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use tokio::io::{AsyncReadExt, Interest};
+use api::hello::{DESCRIPTORS_MAX, HELLO_BYTES, Hello, Kind, NO_TOKEN, TOKEN_BYTES, TOKEN_TAKEN};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::files::{self, failed};
 use crate::oci::cgroup::Handout;
+use crate::oci::process::Process;
 use crate::{Error, Tier};
 
 /// The socket's name in its directory; the guest knows it.
 const SOCKET: &str = "node.sock";
+/// The file in a sandbox's own directory, which is not mounted into it, with the token of process 1.
+pub(crate) const TOKEN: &str = "token";
+const SOCKET_NAME: &CStr = c"node.sock";
+/// The channel's directory as the sandbox sees it, below its root.
+const INSIDE: &str = ".bellglass/channel";
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 /// A guest greets at once; a dialler that does not is not one.
 pub(crate) const GREETING: Duration = Duration::from_secs(2);
+
+/// A socket that is bound by the child that makes the sandbox's mounts, which alone can see them.
+pub(crate) struct Socket {
+    /// The socket.
+    pub descriptor: Arc<OwnedFd>,
+    /// Its name in the channel's directory.
+    pub name: &'static CStr,
+    /// The same, as the kernel takes it.
+    pub address: SocketAddrUnix,
+}
+
+impl Socket {
+    /// A fresh one, bound nowhere.
+    pub(crate) fn new() -> Result<Self, Error> {
+        let failed =
+            |error: rustix::io::Errno| Error::System { act: "create a socket".into(), source: error.into() };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let descriptor = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let address = SocketAddrUnix::new(SOCKET_NAME).map_err(failed)?;
+        Ok(Self { descriptor: Arc::new(descriptor.map_err(failed)?), name: SOCKET_NAME, address })
+    }
+
+    /// The same, once it listens. The child that bound it is gone.
+    pub(crate) fn into_listener(self) -> Result<StdListener, Error> {
+        let descriptor = match Arc::try_unwrap(self.descriptor) {
+            Ok(descriptor) => Ok(descriptor),
+            Err(shared) => shared.try_clone(),
+        };
+        descriptor
+            .map(StdListener::from)
+            .map_err(|source| Error::System { act: "duplicate the channel socket".into(), source })
+    }
+}
 
 /// Makes the directory: root of the sandbox may enter it, nobody inside may list or change it.
 pub(crate) fn make(path: &Path, base: u32) -> Result<(), Error> {
@@ -35,13 +83,34 @@ pub(crate) fn make(path: &Path, base: u32) -> Result<(), Error> {
 
 /// Listens, in the place of whoever listened before.
 pub(crate) fn listen(path: &Path, base: u32) -> Result<StdListener, Error> {
-    let socket = path.join(SOCKET);
-    files::remove_file(&socket)?;
-    // Bound through a descriptor of the directory: a socket's path may have 107 bytes, a data directory's more.
-    let directory = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    let directory = rustix::fs::open(path, DIRECTORY, Mode::empty())
         .map_err(|error| failed("open", path, error.into()))?;
-    let listener = StdListener::bind(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd()))
-        .map_err(|source| failed("listen at", &socket, source))?;
+    listen_in(&directory, base)
+}
+
+/// Listens in the sandbox of this process 1, in the place of whoever listened before.
+pub(crate) fn listen_inside(process: &Process, base: u32) -> Result<StdListener, Error> {
+    let root = PathBuf::from(format!("/proc/{}/root", process.identity.pid));
+    let opened = rustix::fs::open(&root, DIRECTORY, Mode::empty())
+        .map_err(|error| failed("open", &root, error.into()))?;
+    // Root of the sandbox may have changed what is around the mount. It cannot make a directory of the host's root.
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let path = root.join(INSIDE);
+    let directory = rustix::fs::openat2(&opened, INSIDE, DIRECTORY, Mode::empty(), resolve)
+        .map_err(|error| failed("open", &path, error.into()))?;
+    let owner = rustix::fs::fstat(&directory).map_err(|error| failed("inspect", &path, error.into()))?.st_uid;
+    if owner != 0 || !process.is_alive() {
+        let why = io::Error::other("this is not the directory with which the sandbox was started");
+        return Err(failed("listen in", &path, why));
+    }
+    listen_in(&directory, base)
+}
+
+/// Listens in a directory. It is bound through the descriptor: a socket's path may have 107 bytes, a data directory's more.
+fn listen_in(directory: &OwnedFd, base: u32) -> Result<StdListener, Error> {
+    let socket = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd()));
+    files::remove_file(&socket)?;
+    let listener = StdListener::bind(&socket).map_err(|source| failed("listen at", &socket, source))?;
     listener.set_nonblocking(true).map_err(|source| failed("listen at", &socket, source))?;
     files::set_owner(&socket, 0, base)?;
     files::set_mode(&socket, 0o660)?;
@@ -51,16 +120,17 @@ pub(crate) fn listen(path: &Path, base: u32) -> Result<StdListener, Error> {
 /// Hands a listener to the asynchronous world.
 pub(crate) fn watch(listener: StdListener) -> Result<UnixListener, Error> {
     UnixListener::from_std(listener)
-        .map_err(|source| Error::System { act: "watch a channel's socket".into(), source })
+        .map_err(|source| Error::System { act: "register the channel socket".into(), source })
 }
 
 /// Why a dialler is not process 1, as the kernel vouches for it; nothing if it is.
 ///
-/// Under a user-space kernel the dialler is a process of that kernel, so there `in_cgroup` decides.
+/// Under a user-space kernel the dialler is a process of that kernel. There `in_cgroup` says that it is of this sandbox, and the token
+/// that [`greet`] asks for that it is process 1.
 pub(crate) fn objection(peer: UCred, tier: Tier, (pid, base): (i32, u32), in_cgroup: bool) -> Option<String> {
     match tier {
         Tier::Container if peer.pid() != Some(pid) || peer.uid() != base => Some(format!(
-            "it is process {:?} of user {}, not process 1 ({pid} of {base})",
+            "the peer has pid {:?} and user id {}, but process 1 has pid {pid} and user id {base}",
             peer.pid(),
             peer.uid()
         )),
@@ -71,28 +141,91 @@ pub(crate) fn objection(peer: UCred, tier: Tier, (pid, base): (i32, u32), in_cgr
     }
 }
 
-/// Hears the guest's greeting and answers with ours and the descriptors. The text says what was wrong.
-pub(crate) async fn greet(stream: &mut UnixStream, handout: &Handout) -> Result<(), String> {
-    let mut bytes = [0; HELLO_BYTES];
-    match tokio::time::timeout(GREETING, stream.read_exact(&mut bytes)).await {
-        Ok(Ok(_)) => {}
-        Ok(Err(error)) => return Err(format!("it said less than a greeting: {error}")),
-        Err(_) => return Err(format!("it did not greet within {GREETING:?}")),
+/// Why a dialler was not greeted.
+pub(crate) enum Unmet {
+    /// It does not know the token that process 1 was given: it is somebody else.
+    Stranger(String),
+    /// It did not greet as process 1 does.
+    Wrong(String),
+}
+
+/// Hears the guest's greeting and answers with ours and the descriptors. `token` is where the token of process 1 is kept.
+///
+/// The first who greets is given a token. No user code exists before the channel is open, so that is process 1; and the token is
+/// kept before the channel is.
+pub(crate) async fn greet(stream: &mut UnixStream, handout: &Handout, token: &Path) -> Result<(), Unmet> {
+    let kept = files::read_if_there(token).map_err(|error| Unmet::Wrong(error.to_string()))?;
+    let shown = within(GREETING, hear(stream)).await?;
+    let known = shown.map(|shown| hexadecimal(&shown));
+    if let Some(kept) = kept.as_ref().filter(|_| !api::defence::is_off("I-12"))
+        && !known.is_some_and(|known| is_same(&known, kept))
+    {
+        return Err(Unmet::Stranger("the peer does not have the token of process 1".into()));
     }
-    Hello::decode(&bytes).map_err(|error| error.to_string())?;
+    let mut given = NO_TOKEN;
+    match shown {
+        Some(shown) if kept.is_some() => given = shown,
+        _ => rustix::rand::getrandom(&mut given, rustix::rand::GetRandomFlags::empty())
+            .map(drop)
+            .map_err(|error| Unmet::Wrong(error.to_string()))?,
+    }
     let answer = Hello {
-        kind: Kind::Serve,
-        cgroups: u8::try_from(handout.procs.len()).map_err(|error| error.to_string())?,
+        kind: if shown.is_some() { Kind::ServeKnown } else { Kind::Serve },
+        cgroups: u8::try_from(handout.procs.len()).map_err(|error| Unmet::Wrong(error.to_string()))?,
         oom_count: handout.oom_count.is_some(),
         oom_event: handout.oom_event.is_some(),
     };
     let descriptors: Vec<BorrowedFd<'_>> =
         handout.procs.iter().chain(&handout.oom_count).chain(&handout.oom_event).map(AsFd::as_fd).collect();
     let send = || send(stream, &answer.encode(), &descriptors);
-    stream
-        .async_io(Interest::WRITABLE, send)
-        .await
-        .map_err(|error| format!("it could not be answered: {error}"))
+    let sent = stream.async_io(Interest::WRITABLE, send).await;
+    sent.map_err(|error| Unmet::Wrong(format!("cannot send the handshake reply: {error}")))?;
+    if shown.is_some() {
+        within(GREETING, tell(stream, &given)).await?;
+        if kept.is_none() {
+            files::write_private(token, &hexadecimal(&given))
+                .map_err(|error| Unmet::Wrong(error.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The greeting of a dialler, and the token that it shows.
+async fn hear(stream: &mut UnixStream) -> io::Result<Option<[u8; TOKEN_BYTES]>> {
+    let mut bytes = [0; HELLO_BYTES];
+    stream.read_exact(&mut bytes).await?;
+    let hello = Hello::decode(&bytes).map_err(io::Error::other)?;
+    if hello.kind == Kind::Serve {
+        return Ok(None);
+    }
+    let mut token = NO_TOKEN;
+    stream.read_exact(&mut token).await?;
+    Ok(Some(token))
+}
+
+/// Gives process 1 its token, and waits until it has it.
+async fn tell(stream: &mut UnixStream, token: &[u8; TOKEN_BYTES]) -> io::Result<()> {
+    stream.write_all(token).await?;
+    match stream.read_u8().await? {
+        TOKEN_TAKEN => Ok(()),
+        _ => Err(io::Error::other("the guest did not acknowledge its token")),
+    }
+}
+
+async fn within<T>(time: Duration, act: impl Future<Output = io::Result<T>>) -> Result<T, Unmet> {
+    match tokio::time::timeout(time, act).await {
+        Ok(done) => done.map_err(|error| Unmet::Wrong(format!("handshake failed: {error}"))),
+        Err(_) => Err(Unmet::Wrong(format!("handshake timed out after {time:?}"))),
+    }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Compares without telling by the time it takes how much is right.
+fn is_same(one: &str, other: &str) -> bool {
+    one.len() == other.len() && one.bytes().zip(other.bytes()).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
 fn send(stream: &UnixStream, bytes: &[u8; HELLO_BYTES], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -104,4 +237,58 @@ fn send(stream: &UnixStream, bytes: &[u8; HELLO_BYTES], descriptors: &[BorrowedF
     let sent = rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
     // A socket on which nothing was sent yet takes 16 bytes whole.
     if sent == bytes.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a dialler that shows this is given, or that it is somebody else.
+    async fn shows(file: &Path, token: Option<[u8; TOKEN_BYTES]>) -> Result<[u8; TOKEN_BYTES], &'static str> {
+        let (mut node, mut guest) = UnixStream::pair().unwrap();
+        let kind = if token.is_some() { Kind::ServeKnown } else { Kind::Serve };
+        let hello = Hello { kind, cgroups: 0, oom_count: false, oom_event: false };
+        let dials = async {
+            guest.write_all(&hello.encode()).await.unwrap();
+            let mut given = NO_TOKEN;
+            if let Some(token) = token {
+                guest.write_all(&token).await.unwrap();
+            }
+            let mut answer = [0; HELLO_BYTES];
+            if guest.read_exact(&mut answer).await.is_err() || token.is_none() {
+                return given;
+            }
+            guest.read_exact(&mut given).await.unwrap();
+            guest.write_all(&[TOKEN_TAKEN]).await.unwrap();
+            given
+        };
+        let handout = Handout { procs: Vec::new(), oom_count: None, oom_event: None };
+        let greets = async {
+            let greeted = greet(&mut node, &handout, file).await;
+            drop(node);
+            greeted
+        };
+        match tokio::join!(greets, dials) {
+            (Ok(()), given) => Ok(given),
+            (Err(Unmet::Stranger(_)), _) => Err("a stranger"),
+            (Err(Unmet::Wrong(_)), _) => Err("wrong"),
+        }
+    }
+
+    #[test]
+    fn who_was_greeted_first_is_known_again_and_nobody_else_is() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let home = tempfile::tempdir().unwrap();
+            let file = home.path().join(TOKEN);
+            let token = shows(&file, Some(NO_TOKEN)).await.unwrap();
+            assert_ne!(token, NO_TOKEN);
+            assert_eq!(shows(&file, Some(token)).await, Ok(token), "it stays the same");
+            for other in [None, Some(NO_TOKEN), Some([7; TOKEN_BYTES])] {
+                assert_eq!(shows(&file, other).await, Err("a stranger"));
+            }
+            // A guest of before tokens is met as long as none was given.
+            assert!(shows(&home.path().join("older"), None).await.is_ok());
+        });
+    }
 }

@@ -4,7 +4,7 @@
 //! and lose them later; so a host without room refuses here instead. The loop device clears itself when the last
 //! mount of it goes, which is when the sandbox's last mount namespace ends.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -78,19 +78,30 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// The operations that mount the disk at `target` and make the directories that the sandbox is given.
-    pub(crate) fn operations(&self, target: &Path, base: u32) -> Result<Vec<Operation>, Error> {
+    /// The device under it.
+    pub(crate) fn device(&self) -> u64 {
+        rustix::fs::makedev(LOOP_MAJOR, self.number)
+    }
+
+    /// The operations that mount the disk at `target` and make the directories that the sandbox is given. `source` names the
+    /// device in the current directory: it is what the sandbox's table of mounts shows.
+    pub(crate) fn operations(
+        &self,
+        source: &CStr,
+        target: &Path,
+        base: u32,
+    ) -> Result<Vec<Operation>, Error> {
         // Nothing on this disk outlives the sandbox, so nothing is gained by making the host's disk flush for it.
         let options = format!("resuid={base},noinit_itable,nobarrier");
         let mut operations = vec![
             Operation::Mount {
                 kind: c"ext4",
-                source: c_string(node(self.number).as_os_str())?,
+                source: source.to_owned(),
                 target: c_string(target.as_os_str())?,
                 flags: MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME,
                 options: CString::new(options).unwrap_or_default(),
             },
-            Operation::Own { path: c_string(target.as_os_str())?, owner: base, mode: 0o711 },
+            Operation::Own { path: c_string(target.as_os_str())?, user: base, group: base, mode: 0o711 },
         ];
         for (name, user, mode) in [
             ("workspace", UID, 0o755),
@@ -102,7 +113,7 @@ impl Disk {
         ] {
             let path = c_string(target.join(name).as_os_str())?;
             operations.push(Operation::Directory { path: path.clone() });
-            operations.push(Operation::Own { path, owner: base + user, mode });
+            operations.push(Operation::Own { path, user: base + user, group: base + user, mode });
         }
         Ok(operations)
     }
@@ -114,7 +125,7 @@ pub(crate) fn make(path: &Path, blanks: &Path, limits: &Limits) -> Result<(), Er
         return Err(Error::Unsupported {
             what: "disk_inodes",
             why: format!(
-                "their tables would fill a disk of {} bytes; ask for fewer or for more disk",
+                "the inode tables would fill a disk of {} bytes; request fewer inodes or more disk",
                 limits.disk_bytes
             ),
         });
@@ -126,18 +137,18 @@ pub(crate) fn make(path: &Path, blanks: &Path, limits: &Limits) -> Result<(), Er
         .create_new(true)
         .mode(0o600)
         .open(path)
-        .map_err(|source| failed("make", path, source))?;
+        .map_err(|source| failed("create", path, source))?;
     match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, limits.disk_bytes) {
         Ok(()) => blank::copy_into((&file, path), blanks, limits, |blank| format(blank, limits)),
         Err(rustix::io::Errno::NOSPC | rustix::io::Errno::FBIG | rustix::io::Errno::DQUOT) => {
             Err(Error::Capacity {
                 what: "the disk",
-                why: format!("the host has no {} bytes left for it", limits.disk_bytes),
+                why: format!("the host does not have {} free bytes for the disk", limits.disk_bytes),
             })
         }
         Err(rustix::io::Errno::OPNOTSUPP) => Err(Error::Unsupported {
             what: "disk_bytes",
-            why: "the data directory's file system cannot reserve blocks; put it on ext4, xfs or btrfs"
+            why: "the file system of the data directory cannot reserve blocks; put the data directory on ext4, xfs or btrfs"
                 .into(),
         }),
         Err(error) => Err(failed("reserve blocks of", path, error.into())),
@@ -162,7 +173,7 @@ pub(crate) fn attach(path: &Path, mut chosen: impl FnMut(u32) -> Result<(), Erro
             Err(error) => return Err(failed("attach to a loop device", path, error)),
         }
     }
-    Err(Error::Capacity { what: "a loop device", why: "others took each one that was free".into() })
+    Err(Error::Capacity { what: "a loop device", why: "other processes took all free loop devices".into() })
 }
 
 /// Waits until the kernel has cleared the device under a disk whose sandbox is gone.
@@ -171,7 +182,7 @@ pub(crate) fn wait_detached(number: u32, path: &Path) -> Result<(), Error> {
     let backing = PathBuf::from(format!("/sys/block/loop{number}/loop/backing_file"));
     while files::read_if_there(&backing)?.is_some_and(|text| Path::new(text.trim_end()) == path) {
         if Instant::now() > deadline {
-            return Err(Error::Deadline { what: "the release of a sandbox's loop device", after: ENDING });
+            return Err(Error::Deadline { what: "releasing the loop device of a sandbox", after: ENDING });
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -194,13 +205,13 @@ pub(crate) fn remove(path: &Path) -> Result<(), Error> {
 fn refuse_if_full(path: &Path, bytes: u64) -> Result<(), Error> {
     let parent = path.parent().unwrap_or(path);
     let host = rustix::fs::statvfs(parent)
-        .map_err(|error| failed("look at the file system of", parent, error.into()))?;
+        .map_err(|error| failed("inspect the file system of", parent, error.into()))?;
     let free = host.f_bavail.saturating_mul(host.f_frsize);
     let kept = HOST_FREE_BYTES.max(host.f_blocks.saturating_mul(host.f_frsize) / 100 * HOST_FREE_PERCENT);
     if free < bytes.saturating_add(kept) {
         return Err(Error::Capacity {
             what: "the disk",
-            why: format!("{bytes} bytes were asked for, {free} are free and {kept} of them stay free"),
+            why: format!("{bytes} bytes were requested, {free} are free, and {kept} of these are reserved"),
         });
     }
     Ok(())
@@ -262,7 +273,7 @@ fn open_node(number: u32) -> Result<File, Error> {
         device,
     ) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-        Err(error) => return Err(failed("make device", &path, error.into())),
+        Err(error) => return Err(failed("create device", &path, error.into())),
     }
     open_device(&path).map_err(|source| failed("open", &path, source))
 }

@@ -10,13 +10,17 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
-use rustix::process::{Pid, Signal};
+use rustix::net::SocketAddrUnix;
+use rustix::process::{Pid, Resource, Rlimit, Signal};
 use rustix::thread::UnshareFlags;
 
 use crate::Error;
+
+/// Connections that wait to be accepted: the guest has one, and dials again when it breaks.
+const BACKLOG: i32 = 128;
 
 /// One thing that the child does before it becomes the OCI runtime.
 pub(crate) enum Operation {
@@ -66,14 +70,48 @@ pub(crate) enum Operation {
         /// Its path.
         path: CString,
     },
-    /// Sets the owner, the group of the same number, and the mode of a directory on the fresh disk.
+    /// Sets owner, group and mode of what was just made.
     Own {
         /// Its path.
         path: CString,
-        /// User and group.
-        owner: u32,
+        /// The user.
+        user: u32,
+        /// The group.
+        group: u32,
         /// The mode.
         mode: u32,
+    },
+    /// Limits what this process and everything it becomes or starts may use.
+    Limit {
+        /// Of what.
+        resource: Resource,
+        /// How much; no more than it has now.
+        value: u64,
+    },
+    /// Makes a device node.
+    Device {
+        /// Its path.
+        path: CString,
+        /// Character or block.
+        kind: FileType,
+        /// The device.
+        number: u64,
+        /// The mode.
+        mode: u32,
+    },
+    /// Shows a directory at another place, with the flags of its own mount.
+    Bind {
+        /// The directory.
+        source: CString,
+        /// Where; it exists.
+        target: CString,
+    },
+    /// Binds a socket that the parent made to a name in the current directory, and listens.
+    Listen {
+        /// The socket, which the parent keeps.
+        socket: Arc<OwnedFd>,
+        /// Its name.
+        address: SocketAddrUnix,
     },
 }
 
@@ -107,9 +145,9 @@ impl Failure {
         let Some((operation, part)) = at else { return Err(source) };
         if part == Part::Owners {
             return Ok(Error::Unsupported {
-                what: "a uid range of the sandbox's own",
+                what: "a separate uid range",
                 why: format!(
-                    "{} failed ({source}): its file system has no idmapped mounts; keep it on ext4, xfs or btrfs, on \
+                    "cannot {} ({source}): the file system does not support idmapped mounts; use ext4, xfs or btrfs, on \
                      Linux 5.19 or later",
                     operation.act()
                 ),
@@ -142,21 +180,40 @@ impl Operation {
             Self::Directory { path } => {
                 rustix::fs::mkdir(path.as_c_str(), Mode::from_raw_mode(0o700)).map_err(whole)
             }
-            Self::Own { path, owner, mode } => own(path, *owner, *mode).map_err(whole),
+            Self::Own { path, user, group, mode } => own(path, (*user, *group), *mode).map_err(whole),
+            Self::Device { path, kind, number, mode } => {
+                device(path, (*kind, *number), Mode::from_raw_mode(*mode)).map_err(whole)
+            }
+            Self::Limit { resource, value } => {
+                let limit = Rlimit { current: Some(*value), maximum: Some(*value) };
+                rustix::process::setrlimit(*resource, limit).map_err(whole)
+            }
+            Self::Bind { source, target } => {
+                rustix::mount::mount_bind(source.as_c_str(), target.as_c_str()).map_err(whole)
+            }
+            Self::Listen { socket, address } => rustix::net::bind(socket, address)
+                .and_then(|()| rustix::net::listen(socket, BACKLOG))
+                .map_err(whole),
         }
     }
 
     /// What it does, for people.
     fn act(&self) -> String {
         match self {
-            Self::DieWith { .. } => "tie the OCI runtime to its caller".into(),
-            Self::Join { .. } => "put the OCI runtime in its cgroup".into(),
+            Self::DieWith { .. } => "set the parent death signal of the OCI runtime".into(),
+            Self::Join { .. } => "move the OCI runtime to its cgroup".into(),
             Self::Separate => "leave the host's mount namespace".into(),
             Self::Mirror { source, .. } => format!("mount {} for the sandbox", source.to_string_lossy()),
             Self::Mount { source, .. } => format!("mount {}", source.to_string_lossy()),
-            Self::Enter { path } => format!("go to {}", path.to_string_lossy()),
-            Self::Directory { path } => format!("make directory {}", path.to_string_lossy()),
+            Self::Enter { path } => format!("change to directory {}", path.to_string_lossy()),
+            Self::Directory { path } => format!("create directory {}", path.to_string_lossy()),
             Self::Own { path, .. } => format!("set owner of {}", path.to_string_lossy()),
+            Self::Device { path, .. } => format!("create device node {}", path.to_string_lossy()),
+            Self::Limit { resource, value } => format!("limit {resource:?} to {value}"),
+            Self::Bind { source, target } => {
+                format!("bind-mount {} at {}", source.to_string_lossy(), target.to_string_lossy())
+            }
+            Self::Listen { .. } => "listen on the sandbox's channel".into(),
         }
     }
 }
@@ -181,9 +238,15 @@ fn separate() -> Result<(), Errno> {
     rustix::mount::mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
 }
 
-fn own(path: &CStr, owner: u32, mode: u32) -> Result<(), Errno> {
-    rustix::fs::chown(path, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)))?;
+fn own(path: &CStr, (user, group): (u32, u32), mode: u32) -> Result<(), Errno> {
+    rustix::fs::chown(path, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
     rustix::fs::chmod(path, Mode::from_raw_mode(mode))
+}
+
+fn device(path: &CStr, (kind, number): (FileType, u64), mode: Mode) -> Result<(), Errno> {
+    rustix::fs::mknodat(CWD, path, kind, mode, number)?;
+    // The umask clears bits.
+    rustix::fs::chmod(path, mode)
 }
 
 fn mirror(

@@ -1,50 +1,103 @@
-//! The user namespace through whose map a sandbox sees the owners of its template's files.
+//! The user namespace of a sandbox: its root, and the owners of its template's files, are ids of the sandbox's range.
 //!
-//! Layers keep the ids of the image, where 0 is root. An idmapped mount shows them as ids of the sandbox's range, and
-//! takes the map from a user namespace; the only way to make one with a map is to have a process in it for a moment.
+//! Layers keep the ids of the image, where 0 is root. An idmapped mount shows them as ids of the range, and takes the map from a user
+//! namespace; the only way to make one with a map is to have a process in it. A container runs in the same namespace.
+//!
+//! Linux counts inotify instances and watches, queued signals, message queues and namespaces for the user who *made* the namespace as
+//! well. Made by root, all sandboxes would share one count with the host's root. So it is made by the first id of the sandbox's range,
+//! which nobody else has.
 
 use std::ffi::{c_int, c_void};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use api::limits::UID_RANGE;
+use rustix::fs::Uid;
+use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Signal};
+use rustix::thread::UnshareFlags;
 
 use super::child::{Child, Stack};
+use super::process::wait_readable;
 use crate::Error;
 use crate::files::failed;
+
+/// Making a namespace takes microseconds; a machine in trouble is given time.
+const MADE_WITHIN: Duration = Duration::from_secs(10);
+
+/// A user namespace that maps 0 and what follows to a sandbox's range. It has a process until this value is dropped.
+pub(crate) struct Owners {
+    /// The namespace.
+    pub namespace: Arc<OwnedFd>,
+    holder: Holder,
+}
 
 /// A child that does nothing, in a user namespace of its own. Dropping it ends it.
 struct Holder {
     child: Child,
-    /// What it stands on.
+    /// What it stands on, and what it was given.
     _stack: Stack,
+    _given: Box<Given>,
 }
 
-/// A user namespace that maps 0 and what follows to `base` and what follows.
-pub(crate) fn namespace(base: u32) -> Result<OwnedFd, Error> {
-    let holder =
-        Holder::start().map_err(|source| Error::System { act: "make a user namespace".into(), source })?;
-    let home = PathBuf::from(format!("/proc/{}", holder.child.pid().as_raw_nonzero()));
-    let map = format!("0 {base} {UID_RANGE}\n");
-    for name in ["uid_map", "gid_map"] {
-        let path = home.join(name);
-        fs::write(&path, &map).map_err(|source| failed("write", &path, source))?;
+/// What the child is given. It shares our memory and our descriptors.
+struct Given {
+    parent: Pid,
+    creator: u32,
+    made: RawFd,
+}
+
+impl Owners {
+    /// Makes the namespace of the range that begins with this id.
+    pub(crate) fn make(base: u32) -> Result<Self, Error> {
+        let holder = Holder::start(base)
+            .map_err(|source| Error::System { act: "create a user namespace".into(), source })?;
+        let home = holder.home();
+        let map = format!("0 {base} {UID_RANGE}\n");
+        for name in ["uid_map", "gid_map"] {
+            let path = home.join(name);
+            fs::write(&path, &map).map_err(|source| failed("write", &path, source))?;
+        }
+        let path = home.join("ns/user");
+        let namespace = File::open(&path).map_err(|source| failed("open", &path, source))?;
+        Ok(Self { namespace: Arc::new(namespace.into()), holder })
     }
-    let path = home.join("ns/user");
-    File::open(&path).map(OwnedFd::from).map_err(|source| failed("open", &path, source))
+
+    /// A path of the namespace for other processes, until this value is dropped.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.holder.home().join("ns/user")
+    }
 }
 
 impl Holder {
-    fn start() -> io::Result<Self> {
+    fn start(base: u32) -> io::Result<Self> {
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let creator = if api::defence::is_off("C-30") { 0 } else { base };
+        let given = Box::new(Given { parent: rustix::process::getpid(), creator, made: writer.as_raw_fd() });
         let mut stack = Stack::new();
-        let parent = rustix::process::getpid().as_raw_nonzero().get() as usize as *mut c_void;
+        let pointer = (&raw const *given).cast_mut().cast::<c_void>();
         // Descriptors are shared only because to copy them takes time.
-        // SAFETY: the stack is on the heap and kept until the child was collected; `hold` touches nothing.
-        let child = unsafe { stack.start(libc::CLONE_NEWUSER | libc::CLONE_FILES, hold, parent) }?;
-        Ok(Self { child, _stack: stack })
+        // SAFETY: stack and `given` are on the heap and kept until the child was collected; `hold` reads the latter and touches
+        // nothing else.
+        let child = unsafe { stack.start(libc::CLONE_FILES, hold, pointer) }?;
+        let holder = Self { child, _stack: stack, _given: given };
+        let mut answer = [0; 1];
+        if !wait_readable(&reader, Instant::now() + MADE_WITHIN) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match (rustix::io::read(&reader, &mut answer)?, answer) {
+            (1, [0]) => Ok(holder),
+            (_, [errno]) => Err(io::Error::from_raw_os_error(i32::from(errno))),
+        }
+    }
+
+    fn home(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}", self.child.pid().as_raw_nonzero()))
     }
 }
 
@@ -56,31 +109,57 @@ impl Drop for Holder {
     }
 }
 
-/// What the child does: nothing, until it is killed or its parent is gone. System calls by themselves, without the C library: its
-/// `errno` is the parent's.
-extern "C" fn hold(parent: *mut c_void) -> c_int {
+/// What the child does: makes the namespace, says so, and nothing more until it is killed or its parent is gone. System calls by
+/// themselves, without the C library: its `errno` is the parent's.
+extern "C" fn hold(given: *mut c_void) -> c_int {
+    // SAFETY: `Holder::start` gives this, and it lives longer than the child.
+    let given = unsafe { &*given.cast::<Given>() };
+    // SAFETY: the parent keeps the descriptor open until it has read the answer.
+    let made = unsafe { BorrowedFd::borrow_raw(given.made) };
+    let result = separate(given.creator);
     let tied = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    let is_parent = |pid: Pid| pid.as_raw_nonzero().get() as usize == parent as usize;
-    while tied.is_ok() && rustix::process::getppid().is_some_and(is_parent) {
+    let errno = result.and(tied).err().map_or(0, Errno::raw_os_error);
+    let _ = rustix::io::write(made, &[u8::try_from(errno).unwrap_or(u8::MAX)]);
+    while errno == 0 && rustix::process::getppid() == Some(given.parent) {
         rustix::event::pause();
     }
     0
 }
 
+/// Makes the namespace as this user. The change of the user makes the memory that we share undumpable: this server leaves no core file from
+/// then on, and holds keys that belong in none. Capabilities are raised again after the change of the user, for machines on which ordinary users may
+/// make no user namespaces.
+fn separate(creator: u32) -> Result<(), Errno> {
+    let root = Uid::ROOT;
+    rustix::thread::set_thread_res_uid(root, Uid::from_raw(creator), root)?;
+    let mut capabilities = rustix::thread::capabilities(None)?;
+    capabilities.effective = capabilities.permitted;
+    rustix::thread::set_capabilities(None, capabilities)?;
+    // SAFETY: only the user namespace is left; no memory or descriptor table is shared or unshared.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
 
     #[test]
-    fn a_namespace_outlives_its_holder() {
+    fn a_namespace_outlives_its_holder_and_belongs_to_the_range() {
         if !rustix::process::geteuid().is_root() {
             println!("skipped: needs root");
             return;
         }
-        let namespace = namespace(1 << 30).unwrap();
+        let base = 1 << 30;
+        let owners = Owners::make(base).unwrap();
+        let namespace = Arc::clone(&owners.namespace);
+        drop(owners);
         let name = fs::read_link(format!("/proc/self/fd/{}", namespace.as_raw_fd())).unwrap();
         assert!(name.to_string_lossy().starts_with("user:["), "{name:?}");
         assert_ne!(name, fs::read_link("/proc/self/ns/user").unwrap());
+        // `NS_GET_OWNER_UID` of <linux/nsfs.h>.
+        let (request, mut owner) = (0xb704, 0_u32);
+        // SAFETY: the descriptor is open, and the kernel writes one number.
+        let done = unsafe { libc::ioctl(namespace.as_raw_fd(), request, &raw mut owner) };
+        assert_eq!((done, owner), (0, base));
     }
 }

@@ -136,12 +136,12 @@ fn descriptors(posture: &Posture, id: &SandboxId, tier: Tier) -> Vec<String> {
     if tier == Tier::UserKernel {
         return differences;
     }
-    let group = format!("/belljar/{id}/user/");
+    let group = format!("/bellglass/{id}/user/");
     for (number, seen) in posture.descriptors.range(3..) {
         let harmless = HARMLESS.iter().any(|kind| seen.starts_with(kind));
-        let own = seen == "/dev/null" || seen.starts_with("/.belljar/spool") || seen.contains(&group);
+        let own = seen == "/dev/null" || seen.starts_with("/.bellglass/spool") || seen.contains(&group);
         if !harmless && !own {
-            differences.push(format!("descriptor {number} is {seen}, which process 1 has no use for"));
+            differences.push(format!("descriptor {number} is {seen}, which process 1 does not need"));
         }
     }
     differences
@@ -159,7 +159,7 @@ fn cgroups(text: &str, wanted: &str) -> Vec<String> {
         })
         .map(|(controllers, path)| format!("the cgroup of [{controllers}] is {path}, not {wanted}"))
         .collect();
-    if text.is_empty() { vec!["the cgroups cannot be seen".into()] } else { wrong }
+    if text.is_empty() { vec!["the cgroups of process 1 cannot be read".into()] } else { wrong }
 }
 
 #[cfg(test)]
@@ -168,12 +168,12 @@ mod tests {
 
     #[test]
     fn a_process_outside_its_cgroup_is_seen_on_every_version() {
-        let wanted = "/belljar/a/guest";
-        assert!(cgroups("0::/belljar/a/guest\n", wanted).is_empty());
+        let wanted = "/bellglass/a/guest";
+        assert!(cgroups("0::/bellglass/a/guest\n", wanted).is_empty());
         assert_eq!(cgroups("0::/\n", wanted).len(), 1);
-        let hybrid = "9:name=systemd:/\n8:pids:/belljar/a/guest\n4:memory:/belljar/a/guest\n0::/\n";
+        let hybrid = "9:name=systemd:/\n8:pids:/bellglass/a/guest\n4:memory:/bellglass/a/guest\n0::/\n";
         assert!(cgroups(hybrid, wanted).is_empty());
-        assert_eq!(cgroups(&hybrid.replace("memory:/belljar/a", "memory:/belljar/b"), wanted).len(), 1);
+        assert_eq!(cgroups(&hybrid.replace("memory:/bellglass/a", "memory:/bellglass/b"), wanted).len(), 1);
         assert_eq!(cgroups("", wanted).len(), 1);
     }
 
@@ -184,7 +184,7 @@ mod tests {
         for (number, target) in [(0, "/dev/null"), (1, "/dev/null"), (2, "/dev/null"), (3, "socket:[1]")] {
             posture.descriptors.insert(number, target.into());
         }
-        posture.descriptors.insert(4, "/sys/fs/cgroup/memory/belljar/a/user/cgroup.procs".into());
+        posture.descriptors.insert(4, "/sys/fs/cgroup/memory/bellglass/a/user/cgroup.procs".into());
         assert!(descriptors(&posture, &id, Tier::Container).is_empty());
         posture.descriptors.insert(5, "/etc".into());
         assert_eq!(descriptors(&posture, &id, Tier::Container).len(), 1);

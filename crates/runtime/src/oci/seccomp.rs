@@ -59,9 +59,12 @@ const FILES: &str = "\
 const WAITING: &str = "\
     alarm clock_getres clock_gettime clock_nanosleep epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 \
     epoll_wait eventfd eventfd2 futex futex_requeue futex_wait futex_waitv futex_wake getitimer gettimeofday \
-    io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit nanosleep pause pipe pipe2 poll ppoll \
+    nanosleep pause pipe pipe2 poll ppoll \
     pselect6 select setitimer signalfd signalfd4 time timer_create timer_delete timer_getoverrun timer_gettime \
     timer_settime timerfd_create timerfd_gettime timerfd_settime times";
+/// Asynchronous input and output of the kernel's older kind: one sandbox could take all that the machine has (`fs.aio-max-nr`). It is
+/// not named, so it answers `ENOSYS`, and programs use threads.
+const ASYNCHRONOUS: &str = "io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit";
 /// Memory. Placing it on nodes, and faulting it from outside, are not among them.
 const MEMORY: &str = "\
     brk madvise map_shadow_stack membarrier memfd_create mincore mlock mlock2 mlockall mmap mprotect \
@@ -91,7 +94,7 @@ const REFUSED: &str = "\
     init_module ioperm iopl kcmp kexec_file_load kexec_load keyctl mount mount_setattr move_mount name_to_handle_at \
     open_by_handle_at open_tree perf_event_open pidfd_getfd pivot_root process_madvise process_vm_readv \
     process_vm_writev ptrace quotactl quotactl_fd reboot request_key setdomainname sethostname setns settimeofday \
-    swapoff swapon syslog umount umount2 unshare userfaultfd vhangup vmsplice";
+    swapoff swapon syslog umount umount2 userfaultfd vhangup vmsplice";
 
 /// The filter, as the OCI configuration wants it.
 ///
@@ -102,8 +105,12 @@ pub(crate) fn filter(tier: Tier) -> Value {
     for names in [FILES, WAITING, MEMORY, PROCESSES, TALKING] {
         rules.push(json!({ "names": words(names), "action": "SCMP_ACT_ALLOW" }));
     }
+    if api::defence::is_off("C-31") {
+        rules.push(json!({ "names": words(ASYNCHRONOUS), "action": "SCMP_ACT_ALLOW" }));
+    }
     rules.push(json!({ "names": words(REFUSED), "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM }));
     rules.extend(clone());
+    rules.push(unshare(tier));
     rules.extend(PERSONALITIES.iter().map(|value| allow("personality", &[equal(0, *value)])));
     rules.extend(socket());
     rules.extend(socket_pair());
@@ -133,6 +140,15 @@ fn clone() -> Vec<Value> {
     let all = bits.iter().fold(0, |all, bit| all | bit);
     let refused = bits.iter().map(|bit| refuse("clone", EPERM, &[masked(0, *bit, *bit)]));
     std::iter::once(allow("clone", &[masked(0, all, 0)])).chain(refused).collect()
+}
+
+/// Refused, but for process 1 of a kernel in user space: it makes a user namespace for the parent of interpreters, and sees to it that
+/// nobody else does.
+fn unshare(tier: Tier) -> Value {
+    match tier {
+        Tier::Container => refuse("unshare", EPERM, &[]),
+        Tier::UserKernel => allow("unshare", &[equal(0, u64::from(libc::CLONE_NEWUSER.unsigned_abs()))]),
+    }
 }
 
 fn socket() -> Vec<Value> {
@@ -207,7 +223,7 @@ mod tests {
         for name in [FILES, WAITING, MEMORY, PROCESSES, TALKING, REFUSED].into_iter().flat_map(words) {
             assert!(seen.insert(name), "{name} is named twice");
         }
-        for name in [
+        for name in words(ASYNCHRONOUS).into_iter().chain([
             "io_uring_setup",
             "io_uring_enter",
             "io_uring_register",
@@ -215,7 +231,7 @@ mod tests {
             "socket",
             "clone",
             "memfd_secret",
-        ] {
+        ]) {
             assert!(!seen.contains(name), "{name}");
         }
     }

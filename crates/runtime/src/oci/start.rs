@@ -1,5 +1,6 @@
 //! Starting a sandbox: named steps. The undo of every one is [`super::stop::teardown`], which removes by name.
 
+use std::os::unix::net::UnixListener as StdListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -14,10 +15,11 @@ use tracing::info_span;
 use super::cgroup::Cgroups;
 use super::disk::{Disk, UPPER, WORK};
 use super::mounts::{Operation, c_string};
+use super::owners::Owners;
 use super::process::{Process, Words};
 use super::record::Record;
-use super::{Hand, Oci, channel, config, disk, owners, process, stop};
-use crate::{Error, Profile, Spec, files};
+use super::{Hand, Oci, channel, config, disk, nodes, process, stop};
+use crate::{Error, Profile, Spec, Tier, files};
 
 /// What a start has done after each step, in order.
 pub(super) const STEPS: [&str; 8] =
@@ -26,6 +28,10 @@ pub(super) const STEPS: [&str; 8] =
 const RUN: Duration = Duration::from_secs(30);
 /// Layers of one template. More would not be named by one byte in a report, nor fit an overlay's page of options.
 const LAYERS_MAX: usize = 128;
+
+/// The directory of the guest's executable, among the layers, and one with nothing in it: an overlay without anything written has two.
+const GUEST: &str = "guest";
+const EMPTY: &str = "empty";
 
 /// Starts a sandbox; if that fails, nothing of it is left.
 pub(super) fn start(oci: &Oci, id: &SandboxId, spec: &Spec) -> Result<Hand, Error> {
@@ -56,21 +62,21 @@ fn check(spec: &Spec) -> Result<(), Error> {
     if spec.layers.is_empty() || spec.layers.len() > LAYERS_MAX {
         return Err(Error::Unsupported {
             what: "this number of layers",
-            why: format!("there are {}, and 1 to {LAYERS_MAX} can be mounted", spec.layers.len()),
+            why: format!("{} layers were given, and 1 to {LAYERS_MAX} can be mounted", spec.layers.len()),
         });
     }
     let total = crate::machine_memory_bytes();
     if spec.limits.memory_bytes > total {
         return Err(Error::Capacity {
             what: "memory",
-            why: format!("{} bytes were asked for, the machine has {total}", spec.limits.memory_bytes),
+            why: format!("{} bytes were requested, the machine has {total}", spec.limits.memory_bytes),
         });
     }
     Ok(())
 }
 
 fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: Record) -> Result<Hand, Error> {
-    let (bundle, channel) = (oci.dirs.bundle(id), oci.dirs.channel(id));
+    let bundle = oci.dirs.bundle(id);
     info_span!(target: STEP, "cgroups").in_scope(|| oci.cgroups.make(id, &spec.limits, oci.flavor.tier))?;
     oci.reached("cgroups");
     info_span!(target: STEP, "disk")
@@ -83,20 +89,22 @@ fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: Record) -> Result<H
         })
     })?;
     oci.reached("device");
+    let owners = info_span!(target: STEP, "owners").in_scope(|| Owners::make(record.base()))?;
     info_span!(target: STEP, "bundle").in_scope(|| {
         lay_out(&bundle, spec)?;
-        let config = config::config(id, spec, &bundle, (record.base(), oci.flavor.tier));
+        let namespace = owners.path();
+        let config = config::config(id, spec, &bundle, (record.base(), oci.flavor.tier, &namespace));
         files::write(&bundle.join("config.json"), &config.to_string())
     })?;
     oci.reached("bundle");
-    let bound = info_span!(target: STEP, "channel").in_scope(|| {
-        channel::make(&channel, record.base())?;
-        channel::listen(&channel, record.base())
-    })?;
+    let channel = info_span!(target: STEP, "channel")
+        .in_scope(|| Channel::make(oci.flavor.tier, &oci.dirs.channel(id), record.base()))?;
     oci.reached("channel");
-    let operations =
-        info_span!(target: STEP, "mounts").in_scope(|| operations(oci, id, spec, (&disk, record.base())))?;
+    let operations = info_span!(target: STEP, "mounts")
+        .in_scope(|| operations(oci, id, spec, (&disk, &channel, &owners, record.base())))?;
     info_span!(target: STEP, "run", what = oci.flavor.name).in_scope(|| run(oci, id, &operations))?;
+    drop((operations, owners));
+    let bound = channel.into_listener()?;
     oci.reached("run");
     let process = info_span!(target: STEP, "process").in_scope(|| {
         let process = identify(oci, id)?;
@@ -116,14 +124,12 @@ fn build(oci: &Oci, id: &SandboxId, spec: &Spec, mut record: Record) -> Result<H
 fn lay_out(bundle: &Path, spec: &Spec) -> Result<(), Error> {
     files::directory(bundle, 0o711)?;
     // Each is made and removed with every sandbox: only what is mounted at.
-    for name in ["rootfs", "disk"] {
+    for name in ["rootfs", "disk", "guest", nodes::PLACE, "layers"] {
         files::directory(&bundle.join(name), 0o711)?;
     }
-    if is_overlaid(spec) {
-        files::directory(&bundle.join("layers"), 0o711)?;
-        for number in 0..spec.layers.len() {
-            files::directory(&bundle.join("layers").join(number.to_string()), 0o711)?;
-        }
+    let numbers = (0..spec.layers.len()).map(|number| number.to_string());
+    for name in numbers.chain([GUEST, EMPTY].map(str::to_owned)) {
+        files::directory(&bundle.join("layers").join(name), 0o711)?;
     }
     if let Profile::Unpack { done, .. } = &spec.profile {
         for name in ["done", "target"] {
@@ -133,23 +139,22 @@ fn lay_out(bundle: &Path, spec: &Spec) -> Result<(), Error> {
             files::directory(&bundle.join("done").join(number.to_string()), 0o711)?;
         }
     }
-    files::write(&bundle.join("guest"), "")
+    Ok(())
 }
 
 fn operations(
     oci: &Oci,
     id: &SandboxId,
     spec: &Spec,
-    (disk, base): (&Disk, u32),
+    (disk, channel, owners, base): (&Disk, &Channel, &Owners, u32),
 ) -> Result<Vec<Operation>, Error> {
     let bundle = oci.dirs.bundle(id);
-    let owners = Arc::new(owners::namespace(base)?);
     let mirror = |source: &Path, target: &Path, writable: bool, shifted: bool| {
         Ok::<_, Error>(Operation::Mirror {
             source: c_string(source.as_os_str())?,
             target: c_string(target.as_os_str())?,
             writable,
-            owners: shifted.then(|| Arc::clone(&owners)),
+            owners: shifted.then(|| Arc::clone(&owners.namespace)),
         })
     };
     let mut operations = vec![
@@ -157,56 +162,99 @@ fn operations(
         Operation::Join { procs: oci.cgroups.runtime_procs(id)? },
         Operation::Separate,
     ];
-    operations.extend(disk.operations(&bundle.join("disk"), base)?);
-    if is_overlaid(spec) {
-        for (number, layer) in spec.layers.iter().enumerate() {
-            operations.push(mirror(layer, &bundle.join("layers").join(number.to_string()), false, true)?);
-        }
-        operations.extend(overlay(&bundle, spec)?);
-    } else {
-        for layer in &spec.layers {
-            operations.push(mirror(layer, &bundle.join("rootfs"), false, true)?);
-        }
+    operations.extend(nodes::mount(&bundle, disk)?);
+    operations.extend(disk.operations(nodes::DISK, &bundle.join("disk"), base)?);
+    if let Channel::Inside(socket) = channel {
+        operations.extend(nodes::listen(&bundle, socket, base)?);
     }
-    operations.push(mirror(&spec.guest, &bundle.join("guest"), false, false)?);
+    let layers = bundle.join("layers");
+    for (number, layer) in spec.layers.iter().enumerate() {
+        operations.push(mirror(layer, &layers.join(number.to_string()), false, true)?);
+    }
+    let guest = spec.guest.parent().unwrap_or(&spec.guest);
+    operations.push(mirror(guest, &layers.join(GUEST), false, false)?);
+    operations.push(Operation::Enter { path: c_string(layers.as_os_str())? });
+    operations.push(root(&bundle, spec)?);
+    operations.push(overlay(&bundle.join("guest"), &[GUEST, EMPTY], None)?);
+    operations.push(Operation::Enter { path: c"/".to_owned() });
     if let Profile::Unpack { done, target } = &spec.profile {
         operations.push(mirror(target, &bundle.join("target"), true, true)?);
         for (number, layer) in done.iter().enumerate() {
             operations.push(mirror(layer, &bundle.join("done").join(number.to_string()), false, true)?);
         }
     }
+    if !api::defence::is_off("X-21") {
+        operations.push(nodes::expose(&bundle)?);
+    }
+    if oci.flavor.tier == Tier::Container {
+        let limits = config::process_limits(&spec.limits).into_iter();
+        operations.extend(limits.map(|(resource, _, value)| Operation::Limit { resource, value }));
+    }
     Ok(operations)
 }
 
-/// Whether the root is more than one directory.
-fn is_overlaid(spec: &Spec) -> bool {
-    spec.layers.len() > 1 || spec.profile.writes_root()
+/// Mounts the root file system: an overlay, also of one layer. Its inodes are the sandbox's own, so that no other sandbox of the
+/// template can watch what is opened here, or hold a lock that counts here; the pages of files are shared all the same.
+fn root(bundle: &Path, spec: &Spec) -> Result<Operation, Error> {
+    let target = bundle.join("rootfs");
+    if api::defence::is_off("X-20") && spec.layers.len() == 1 && !spec.profile.writes_root() {
+        return Ok(Operation::Bind { source: c"0".to_owned(), target: c_string(target.as_os_str())? });
+    }
+    // The first named is the uppermost.
+    let mut names: Vec<String> = (0..spec.layers.len()).rev().map(|number| number.to_string()).collect();
+    if !spec.profile.writes_root() && names.len() == 1 {
+        names.push(EMPTY.into());
+    }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    overlay(&target, &names, spec.profile.writes_root().then_some([UPPER, WORK]))
 }
 
-/// Lays the mirrored layers over each other, and what a build changes over them all. Opaque directories are marked in the
-/// `user` namespace of attributes, because the guest that unpacked them was not root of the machine.
-fn overlay(bundle: &Path, spec: &Spec) -> Result<[Operation; 3], Error> {
-    // The first named is the uppermost.
-    let names: Vec<String> = (0..spec.layers.len()).rev().map(|number| number.to_string()).collect();
+/// Lays directories of `layers` over each other, the first uppermost, and over them all what is written, if anything may be. The
+/// names are relative because the table of mounts shows them. Opaque directories are marked in the `user` namespace of
+/// attributes, because the guest that unpacked them was not root of the machine.
+fn overlay(target: &Path, names: &[&str], written: Option<[&str; 2]>) -> Result<Operation, Error> {
     let mut options = format!("lowerdir={},userxattr", names.join(":"));
     let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
-    if spec.profile.writes_root() {
-        let [upper, work] = [UPPER, WORK].map(|name| format!("../disk/{name}"));
-        options.push_str(&format!(",upperdir={upper},workdir={work}"));
-    } else {
-        flags |= MountFlags::RDONLY;
+    match written {
+        Some([upper, work]) => {
+            options.push_str(&format!(",upperdir=../disk/{upper},workdir=../disk/{work}"));
+        }
+        None => flags |= MountFlags::RDONLY,
     }
-    Ok([
-        Operation::Enter { path: c_string(bundle.join("layers").as_os_str())? },
-        Operation::Mount {
-            kind: c"overlay",
-            source: c"overlay".to_owned(),
-            target: c_string(bundle.join("rootfs").as_os_str())?,
-            flags,
-            options: c_string(options.as_ref())?,
-        },
-        Operation::Enter { path: c"/".to_owned() },
-    ])
+    Ok(Operation::Mount {
+        kind: c"overlay",
+        source: c"overlay".to_owned(),
+        target: c_string(target.as_os_str())?,
+        flags,
+        options: c_string(options.as_ref())?,
+    })
+}
+
+/// Where the guest dials, before it does.
+enum Channel {
+    /// On a file system of the sandbox's own.
+    Inside(channel::Socket),
+    /// In a directory of the host.
+    Host(StdListener),
+}
+
+impl Channel {
+    fn make(tier: Tier, path: &Path, base: u32) -> Result<Self, Error> {
+        match tier {
+            Tier::Container => channel::Socket::new().map(Self::Inside),
+            Tier::UserKernel => {
+                channel::make(path, base)?;
+                channel::listen(path, base).map(Self::Host)
+            }
+        }
+    }
+
+    fn into_listener(self) -> Result<StdListener, Error> {
+        match self {
+            Self::Inside(socket) => socket.into_listener(),
+            Self::Host(listener) => Ok(listener),
+        }
+    }
 }
 
 fn run(oci: &Oci, id: &SandboxId, operations: &[Operation]) -> Result<(), Error> {

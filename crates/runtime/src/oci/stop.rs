@@ -99,13 +99,13 @@ fn kill_first(record: &Record, held: Option<&Process>) -> Result<(), Error> {
     let Some(process) = held.or(reopened.as_ref()) else { return Ok(()) };
     process.signal(Signal::KILL)?;
     if !process.wait_until(Instant::now() + ENDING) {
-        return Err(Error::Deadline { what: "the end of process 1", after: ENDING });
+        return Err(Error::Deadline { what: "killing process 1", after: ENDING });
     }
     process.exit();
     Ok(())
 }
 
 /// Whether a sandbox was made in this boot: after another one its processes, mounts and devices are not its own.
-fn is_current(record: &Record) -> bool {
+pub(super) fn is_current(record: &Record) -> bool {
     process::boot_id().is_ok_and(|boot| boot == record.boot)
 }

@@ -151,11 +151,11 @@ impl Exec {
         else {
             return Err(Error {
                 code: ErrorCode::Conflict,
-                message: "standard input is closed, or not yet at that offset".into(),
+                message: "standard input is closed, or has not reached the requested offset".into(),
                 layer: Layer::UserCode,
                 ran: Ran::Yes,
                 retry: Retry::Useless,
-                fix: "Read the exec's output: it says how the process is doing.".into(),
+                fix: "Read the exec's output to see the state of the process.".into(),
             });
         };
         let received = received.max(offset.unwrap_or(received) + count);
@@ -171,7 +171,7 @@ impl Exec {
         match &mut progress.terminal {
             Some(now) if running => *now = size,
             Some(_) | None => {
-                let fix = "Start it with `terminal`; one that has ended has none any more.";
+                let fix = "Start the exec with `terminal`. An exec that has ended has no terminal.";
                 let error = Error::invalid("the exec has no terminal", fix);
                 return Err(Error { code: ErrorCode::Conflict, ..error });
             }

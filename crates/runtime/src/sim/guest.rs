@@ -193,7 +193,7 @@ async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> Reply {
         (&Method::PUT, ["execs", id]) => {
             let id = id
                 .parse()
-                .map_err(|bad: api::id::NotAnId| Error::invalid(bad.to_string(), "Use such an id."))?;
+                .map_err(|bad: api::id::NotAnId| Error::invalid(bad.to_string(), "Use a valid id."))?;
             json(StatusCode::OK, &guest.start(id, &collect(body).await?)?)
         }
         (&Method::DELETE, ["execs", id]) => {
@@ -223,8 +223,8 @@ async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> Reply {
             let signal = request.signal;
             if !(1..=SIGNAL_MAX).contains(&signal) {
                 return Err(Error::invalid(
-                    format!("{signal} is not the number of a signal"),
-                    "Use 1 to 64.",
+                    format!("{signal} is not a signal number"),
+                    "Use a number from 1 to 64.",
                 ));
             }
             let was_running = exec.info().processes;
@@ -232,7 +232,7 @@ async fn route(request: Request<Incoming>, guest: Arc<Guest>) -> Reply {
             json(StatusCode::OK, &was_running)
         }
         (&Method::PUT, ["ttl", ms]) => {
-            let ms = ms.parse().map_err(|_| Error::not_found(format!("{ms:?} is no number")))?;
+            let ms = ms.parse().map_err(|_| Error::not_found(format!("{ms:?} is not a number")))?;
             guest.live_for(Duration::from_millis(ms));
             json(StatusCode::OK, &())
         }
@@ -251,11 +251,11 @@ fn make_room(execs: &mut VecDeque<Arc<Exec>>) -> Result<(), Error> {
         Some(_) => Ok(()),
         None => Err(Error {
             code: ErrorCode::Capacity,
-            message: format!("{} execs run already", limits::EXECS_MAX),
+            message: format!("{} execs are already running", limits::EXECS_MAX),
             layer: Layer::Sandbox,
             ran: Ran::No,
             retry: Retry::Safe,
-            fix: "Wait for some to end, or cancel them.".into(),
+            fix: "Wait until some execs have finished, or cancel some of them.".into(),
         }),
     }
 }
@@ -263,7 +263,7 @@ fn make_room(execs: &mut VecDeque<Arc<Exec>>) -> Result<(), Error> {
 fn no_interpreter() -> Error {
     Error {
         code: ErrorCode::Unsupported,
-        message: "a simulated guest runs no code".into(),
+        message: "a simulated guest cannot run code".into(),
         layer: Layer::Platform,
         ran: Ran::No,
         retry: Retry::Useless,
@@ -290,15 +290,14 @@ fn fingerprint(body: &[u8]) -> u64 {
 
 async fn collect(body: Incoming) -> Result<Bytes, Error> {
     let collected = Limited::new(body, limits::BODY_BYTES_MAX).collect().await;
-    collected
-        .map(|collected| collected.to_bytes())
-        .map_err(|error| Error::invalid(format!("the body could not be read: {error}"), "Send it again."))
+    collected.map(|collected| collected.to_bytes()).map_err(|error| {
+        Error::invalid(format!("the body could not be read: {error}"), "Send the body again.")
+    })
 }
 
 fn parse<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        Error::invalid(format!("the body is not what was expected: {error}"), "Mend the body.")
-    })
+    serde_json::from_slice(bytes)
+        .map_err(|error| Error::invalid(format!("the body is not valid: {error}"), "Fix the body."))
 }
 
 fn number(query: &str, name: &str) -> Result<Option<u64>, Error> {
@@ -310,8 +309,9 @@ fn number(query: &str, name: &str) -> Result<Option<u64>, Error> {
 }
 
 fn json<T: serde::Serialize>(status: StatusCode, value: &T) -> Reply {
-    let bytes = serde_json::to_vec(value)
-        .map_err(|error| Error::invalid(format!("cannot write an answer: {error}"), "Ask for another."))?;
+    let bytes = serde_json::to_vec(value).map_err(|error| {
+        Error::invalid(format!("cannot serialize the response: {error}"), "Send another request.")
+    })?;
     let mut response = Response::new(Either::Left(Full::new(bytes.into())));
     *response.status_mut() = status;
     Ok(response)

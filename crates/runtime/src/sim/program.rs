@@ -2,7 +2,7 @@
 //!
 //! | argv | does |
 //! |---|---|
-//! | `/.belljar/guest posture` | prints the posture of a well-made user process |
+//! | `/.bellglass/guest posture` | prints the posture of a well-made user process |
 //! | `true` | ends |
 //! | `echo WORDS` | prints its words |
 //! | `sleep SECONDS` | ends after that time, which may be a fraction |
@@ -38,7 +38,7 @@ impl Program {
     pub fn find(argv: &[String]) -> Result<Self, Error> {
         let words: Vec<&str> = argv.iter().map(String::as_str).collect();
         match words.as_slice() {
-            ["/.belljar/guest", "posture"] => {
+            ["/.bellglass/guest", "posture"] => {
                 let seen = serde_json::to_string(&posture(UID, &[*EXEC_GROUPS.start()]));
                 Ok(Self::Print(seen.unwrap_or_default()))
             }
@@ -65,6 +65,7 @@ pub(super) fn posture(uid: u32, groups: &[u32]) -> Posture {
         namespaces: NAMESPACES.map(|kind| (kind.to_owned(), format!("{kind}:[1]"))).into(),
         open_files: (1024, 65_536),
         core_bytes: 0,
+        cgroup: BTreeMap::new(),
     }
 }
 
@@ -78,7 +79,7 @@ fn unknown(argv: &[String]) -> Error {
     let program: String = argv.join(" ").chars().take(ARGV_SHOWN_BYTES).collect();
     Error {
         code: ErrorCode::SpawnFailed,
-        message: format!("cannot start {program:?}: no simulated guest knows it"),
+        message: format!("cannot start {program:?}: the simulated guest has no such program"),
         layer: Layer::UserCode,
         ran: Ran::No,
         retry: Retry::Useless,

@@ -195,7 +195,7 @@ async fn a_process_that_is_gone_can_do_nothing() {
     ];
     for refusal in refusals {
         let Error::System { source, .. } = refusal else { panic!("{refusal:?}") };
-        assert!(source.to_string().contains("another process has it"), "{source}");
+        assert!(source.to_string().contains("another process owns the machine"), "{source}");
     }
     assert_eq!(listed(&next).await, [("s1".into(), false, true)]);
 }
@@ -371,7 +371,7 @@ async fn programs_end_as_they_are_told() {
     let (_, processes) = caller.call::<u32>(Method::POST, "/execs/e4/signal", r#"{"signal":15}"#).await;
     assert_eq!(processes, 1);
     assert_eq!(caller.output("e4", 0).await.1.outcome, Outcome::Signaled { signal: 15 });
-    caller.start("e5", &command("/.belljar/guest posture")).await;
+    caller.start("e5", &command("/.bellglass/guest posture")).await;
     let posture: Posture = serde_json::from_str(&caller.output("e5", 0).await.0).unwrap();
     assert_eq!(posture.uids, [1000; 4]);
 }

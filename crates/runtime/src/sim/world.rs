@@ -119,7 +119,10 @@ impl World {
             return Err(Error::Exists(id.clone()));
         }
         if state.faults.fills_start() {
-            return Err(Error::Capacity { what: "a disk", why: "a full machine was asked for".into() });
+            return Err(Error::Capacity {
+                what: "a disk",
+                why: "injected fault: the machine is full".into(),
+            });
         }
         let guest = Arc::new(Guest::new());
         let owner = Arc::downgrade(process);
@@ -148,8 +151,8 @@ impl World {
             return Err(Error::Ended(id.clone()));
         }
         if sandbox.is_owned() && !std::ptr::eq(sandbox.owner.as_ptr(), Arc::as_ptr(process)) {
-            let source = std::io::Error::other("another living process has it");
-            return Err(Error::System { act: format!("take {id} in hand"), source });
+            let source = std::io::Error::other("another running process owns the sandbox");
+            return Err(Error::System { act: format!("take over sandbox {id}"), source });
         }
         sandbox.owner = Arc::downgrade(process);
         Ok(Arc::clone(&sandbox.guest))

@@ -53,7 +53,7 @@ mod tests {
         assert_eq!(shown["content"][0], json!({ "type": "text", "text": r#"{"stdout":"hi"}"# }));
         assert_eq!(shown["content"][1], json!({ "type": "image", "data": "AAAA", "mimeType": "image/png" }));
         assert_eq!(shown["content"][2]["type"], "resource_link");
-        assert_eq!(shown["content"][2]["uri"], "belljar://artifacts/a%20b.csv");
+        assert_eq!(shown["content"][2]["uri"], "bellglass://artifacts/a%20b.csv");
         assert_eq!(shown["isError"], true);
     }
 

@@ -1,4 +1,4 @@
-//! Artifacts as resources: `belljar://artifacts/` and the percent-encoded name.
+//! Artifacts as resources: `bellglass://artifacts/` and the percent-encoded name.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -7,7 +7,7 @@ use rmcp::model::{Resource, ResourceContents};
 
 use super::{Artifact, Content};
 
-const PREFIX: &str = "belljar://artifacts/";
+const PREFIX: &str = "bellglass://artifacts/";
 /// What has no other meaning in a URI stays as it is. A slash has one: a name is one segment, however deep its file lies.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
@@ -52,14 +52,17 @@ mod tests {
         for plain in ["plot.png", "a b/ü%2F?#.csv", "..", "日本"] {
             assert_eq!(name(&uri(plain)).as_deref(), Some(plain));
         }
-        assert_eq!(uri("out/a b.csv"), "belljar://artifacts/out%2Fa%20b.csv");
+        assert_eq!(uri("out/a b.csv"), "bellglass://artifacts/out%2Fa%20b.csv");
     }
 
     #[test]
     fn other_uris_stand_for_nothing() {
-        for other in
-            ["file:///etc/passwd", "belljar://artifacts/", "belljar://artifacts", "belljar://artifacts/%FF"]
-        {
+        for other in [
+            "file:///etc/passwd",
+            "bellglass://artifacts/",
+            "bellglass://artifacts",
+            "bellglass://artifacts/%FF",
+        ] {
             assert_eq!(name(other), None, "{other}");
         }
     }

@@ -111,7 +111,7 @@ impl ServerHandler for Server {
             .build();
         let info = InitializeResult::new(able)
             .with_protocol_version(VERSION)
-            .with_server_info(Implementation::new("belljar", env!("CARGO_PKG_VERSION")));
+            .with_server_info(Implementation::new("bellglass", env!("CARGO_PKG_VERSION")));
         match self.session.get() {
             Some(session) => info.with_instructions(session.host().instructions()),
             None => info,
@@ -208,11 +208,17 @@ fn known(host: &dyn Host, name: &str) -> Result<(), ErrorData> {
         return Ok(());
     }
     let names = tools.into_iter().map(|tool| tool.name).collect::<Vec<_>>().join(", ");
-    Err(ErrorData::invalid_params(format!("there is no tool `{name}`; there are: {names}"), None))
+    Err(ErrorData::invalid_params(
+        format!("there is no tool `{name}`; the available tools are: {names}"),
+        None,
+    ))
 }
 
 fn unknown(uri: &str) -> ErrorData {
-    ErrorData::resource_not_found(format!("there is no resource {uri}; list the resources"), None)
+    ErrorData::resource_not_found(
+        format!("there is no resource {uri}; list the resources to see the valid URIs"),
+        None,
+    )
 }
 
 /// An error where there is no result to put it into.
@@ -238,11 +244,11 @@ fn knows_links(context: &RequestContext<RoleServer>) -> bool {
 fn busy() -> Error {
     Error {
         code: ErrorCode::LimitExceeded,
-        message: format!("{CALLS_MAX} calls of this session run already"),
+        message: format!("this session already has {CALLS_MAX} calls in progress, the maximum"),
         layer: Layer::Policy,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "Wait for one of them to end, then call again.".into(),
+        fix: "Wait until one of these calls has finished, then retry.".into(),
     }
 }
 
@@ -250,11 +256,11 @@ fn too_large(name: &str) -> Error {
     Error {
         code: ErrorCode::TooLarge,
         message: format!(
-            "`{name}` is larger than the {ARTIFACT_BYTES_MAX} bytes that are read as a resource"
+            "`{name}` is larger than {ARTIFACT_BYTES_MAX} bytes, the maximum size of a resource"
         ),
         layer: Layer::UserCode,
         ran: Ran::No,
         retry: Retry::Useless,
-        fix: "Write a smaller file, or fetch this one with the API or the command line.".into(),
+        fix: "Write a smaller file, or download this file with the API or the command line.".into(),
     }
 }

@@ -198,15 +198,15 @@ fn empty(status: StatusCode) -> Answered {
 
 fn no_session() -> Error {
     Error {
-        fix: "Open a new one: send `initialize` without the header Mcp-Session-Id.".into(),
-        ..Error::not_found("there is no such MCP session, or no longer")
+        fix: "Open a new session: send `initialize` without the header Mcp-Session-Id.".into(),
+        ..Error::not_found("this MCP session does not exist or has ended")
     }
 }
 
 fn late() -> Error {
     platform(
         ErrorCode::Deadline,
-        format!("the request did not come within {} seconds", HEAD_WITHIN.as_secs()),
+        format!("the request was not received within {} seconds", HEAD_WITHIN.as_secs()),
     )
 }
 
@@ -221,6 +221,6 @@ fn platform(code: ErrorCode, message: String) -> Error {
         layer: Layer::Platform,
         ran: Ran::Unknown,
         retry: Retry::Unknown,
-        fix: "Ask again.".into(),
+        fix: "Retry.".into(),
     }
 }

@@ -123,21 +123,21 @@ impl Rows {
 fn too_many(most: usize) -> Error {
     Error {
         code: ErrorCode::QuotaExceeded,
-        message: format!("{most} MCP sessions of this key are in use"),
+        message: format!("{most} MCP sessions of this key are in use, the maximum"),
         layer: Layer::Policy,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "End one of them, or wait until one is not in use.".into(),
+        fix: "End one of these sessions, or wait until one is no longer in use.".into(),
     }
 }
 
 fn full() -> Error {
     Error {
         code: ErrorCode::Capacity,
-        message: "the server has all the MCP sessions that it may have".into(),
+        message: "the server has reached its maximum number of MCP sessions".into(),
         layer: Layer::Platform,
         ran: Ran::No,
         retry: Retry::Safe,
-        fix: "Ask again later.".into(),
+        fix: "Retry later.".into(),
     }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use api::Error;
-use api::account::Role;
 use api::files::{ARCHIVE, ARCHIVE_TRAILER, ArchiveReport, FileAnswer, FileAsk};
 use api::layer::Compression;
 use axum::Json;
@@ -16,20 +15,44 @@ use super::content::attachment;
 use super::flow::{Coming, Held, outward};
 use super::query::Query;
 use crate::audit::Act;
-use crate::caller::{At, Caller};
+use crate::authority::{Caller, Read, Write};
+use crate::caller::At;
 use crate::fault::Answer;
 use crate::output::place;
 use crate::platform::Platform;
 
-/// A directory with what is in it, or a file, as a tar archive. Whoever sends `TE: trailers` gets what came of it at the end.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/archive", params(("sandbox" = String, Path), ("path" = String, Query), ("compression" = Option<Compression>, Query)), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/x-tar"), (status = "default", body = Error)))]
+/// Download an archive
+///
+/// Returns a directory with its content, or a file, as a tar archive. With the request header `te: trailers`, the response has a trailer
+/// `bellglass-archive` with a summary as JSON.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/files/archive",
+    operation_id = "downloadArchive",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        (
+            "compression" = Option<Compression>, Query,
+            description = "Compression of the archive: `none` (default) or `gzip`"
+        ),
+    ),
+    security(("key" = [])),
+    responses(
+        (status = 200, body = Vec<u8>, content_type = "application/x-tar"),
+        (status = "default", body = Error),
+    )
+)]
 pub async fn pack(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     mut query: Query,
 ) -> Answer<Response> {
-    caller.require(Role::Read)?;
     let (path, compression) = (query.path("path")?, query.compression()?);
     query.end()?;
     let (kind, ending) = match compression {
@@ -51,10 +74,32 @@ pub async fn pack(
     Ok((headers, outward(Held::new(platform, call, place), reading)).into_response())
 }
 
-/// Puts a tar archive into a directory, which is made. Links that lead out of it, devices and the like are left out or refused.
-#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files/archive", params(("sandbox" = String, Path), ("path" = String, Query), ("compression" = Option<Compression>, Query)), request_body(content = Vec<u8>, content_type = "application/x-tar"), security(("key" = [])), responses((status = 200, body = ArchiveReport), (status = "default", body = Error)))]
+/// Upload and extract an archive
+///
+/// Extracts a tar archive into a directory, which is created if needed. Links that lead out of the directory, devices and similar entries
+/// are skipped or rejected.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{sandbox}/files/archive",
+    operation_id = "uploadArchive",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        (
+            "compression" = Option<Compression>, Query,
+            description = "Compression of the archive: `none` (default), `gzip` or `zstd`"
+        ),
+    ),
+    request_body(content = Vec<u8>, content_type = "application/x-tar"),
+    security(("key" = [])),
+    responses((status = 200, body = ArchiveReport), (status = "default", body = Error))
+)]
 pub async fn unpack(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     mut query: Query,

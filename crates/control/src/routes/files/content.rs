@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use api::Error;
-use api::account::Role;
 use api::files::{FILE_TRAILER, FileAnswer, FileAsk, FileInfo, FilePath, HashedFile, Hashing};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -18,7 +17,8 @@ use super::Change;
 use super::flow::{Coming, Held, digest_trailer, outward, promised, reads_trailers};
 use super::query::Query;
 use crate::audit::Act;
-use crate::caller::{At, Caller};
+use crate::authority::{Caller, Read, Write};
+use crate::caller::At;
 use crate::fault::{Answer, Fault};
 use crate::output::place;
 use crate::platform::Platform;
@@ -34,17 +34,50 @@ enum Span {
     Last(u64),
 }
 
-/// The bytes of a regular file, or one range of them. Whoever sends `TE: trailers` gets their digest, and whether the file was
-/// written to meanwhile, as trailers instead of a length.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/content", params(("sandbox" = String, Path), ("path" = String, Query), ("digest" = Option<Hashing>, Query, description = "The hash among the trailers: `content-digest`, or `belljar-blake3` in its place"), ("range" = Option<String>, Header, description = "One range: `bytes=A-B`, `bytes=A-` or `bytes=-N`"), ("if-match" = Option<String>, Header, description = "The `ETag` of the version that is wanted")), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = 206, body = Vec<u8>, content_type = "application/octet-stream"), (status = 412, body = Error, description = "The file is another version"), (status = 416, body = Error, description = "The file has no such bytes"), (status = "default", body = Error)))]
+/// Read a file
+///
+/// Returns the content of a regular file, or one range of the content. With the request header `te: trailers`, the response has trailers
+/// instead of a length. The trailers are the digest of the bytes sent, and whether the file was modified while it was read.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/files/content",
+    operation_id = "readFile",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        (
+            "digest" = Option<Hashing>, Query,
+            description = "Hash in the trailers: `sha256` (default, in `content-digest`) or `blake3` (in `bellglass-blake3`)"
+        ),
+        (
+            "range" = Option<String>, Header,
+            description = "Byte range to return: `bytes=A-B`, `bytes=A-` or `bytes=-N`. A header with several ranges is ignored"
+        ),
+        (
+            "if-match" = Option<String>, Header,
+            description = "`ETag` of the version to read. If the file has another version, the response is 412"
+        ),
+    ),
+    security(("key" = [])),
+    responses(
+        (status = 200, body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = 206, body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = 412, body = Error, description = "The file has a different version"),
+        (status = 416, body = Error, description = "The range is outside the file"),
+        (status = "default", body = Error),
+    )
+)]
 pub async fn read(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     mut query: Query,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    caller.require(Role::Read)?;
     let (path, digest) = (query.path("path")?, query.digest()?);
     query.end()?;
     let (span, version) = (span(&headers), wanted_version(&headers)?);
@@ -81,11 +114,43 @@ pub async fn read(
     Ok(response)
 }
 
-/// Puts the body into a file and makes the directories above it. Without `offset` the file is there whole, or as it was before. With
-/// it the file is written on from that byte, which it must have reached; what arrived stays if the rest does not.
-#[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files/content", params(("sandbox" = String, Path), ("path" = String, Query), ("offset" = Option<u64>, Query), ("mode" = Option<String>, Query, description = "Permissions in octal digits, such as 0755"), ("digest" = Option<Hashing>, Query, description = "The hash that the answer has"), ("content-digest" = Option<String>, Header, description = "`sha-256=:…:` of the whole file")), request_body(content = Vec<u8>, content_type = "application/octet-stream"), security(("key" = [])), responses((status = 200, body = HashedFile), (status = "default", body = Error)))]
+/// Write a file
+///
+/// Writes the request body to a file and creates missing parent directories.
+///
+/// Without `offset`, the file is replaced atomically. With `offset`, the file is written in place from that byte on and must already have
+/// that many bytes. If the upload is interrupted, the bytes received so far are kept, so that the upload can be resumed.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{sandbox}/files/content",
+    operation_id = "writeFile",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        ("offset" = Option<u64>, Query, description = "Offset at which to start writing"),
+        (
+            "mode" = Option<String>, Query,
+            description = "Permissions in octal, such as 0755. Default: the permissions of the replaced file, or 0644 for a new file"
+        ),
+        (
+            "digest" = Option<Hashing>, Query,
+            description = "Hash in the response: `sha256` (default) or `blake3`"
+        ),
+        (
+            "content-digest" = Option<String>, Header,
+            description = "SHA-256 of the whole file, as `sha-256=:…:`, which the server verifies. Cannot be combined with `blake3`"
+        ),
+    ),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    security(("key" = [])),
+    responses((status = 200, body = HashedFile), (status = "default", body = Error))
+)]
 pub async fn write(
-    caller: Caller,
+    caller: Caller<Write>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     mut query: Query,
@@ -134,8 +199,8 @@ fn describe(headers: &mut HeaderMap, path: &FilePath, info: &FileInfo) {
 fn unsatisfiable(info: &FileInfo) -> Response {
     let size = info.size_bytes;
     let error = Error::invalid(
-        format!("the file has {size} bytes, none of them in the range that was asked for"),
-        "Ask for a range that begins before the end of the file.",
+        format!("the requested range is outside the file, which has {size} bytes"),
+        "Request a range that begins before the end of the file.",
     );
     let mut response = Fault::from(error).status(StatusCode::RANGE_NOT_SATISFIABLE).into_response();
     insert(response.headers_mut(), header::CONTENT_RANGE, &format!("bytes */{size}"));
@@ -174,10 +239,11 @@ fn wanted_version(headers: &HeaderMap) -> Answer<Option<String>> {
     }
     match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
         Some(version) if !version.contains('"') => Ok(Some(version.to_owned())),
-        _ => {
-            Err(Error::invalid("if-match is not one version", "Send one `ETag` of this file, as it was.")
-                .into())
-        }
+        _ => Err(Error::invalid(
+            "the header if-match does not have exactly one version",
+            "Send one `ETag` of this file unchanged.",
+        )
+        .into()),
     }
 }
 

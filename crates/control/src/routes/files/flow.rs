@@ -7,34 +7,28 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::Error;
 use api::files::{
     ARCHIVE_TRAILER, BLAKE3_TRAILER, DIGEST_HEADER, FILE_CHANGED, FILE_TRAILER, FILE_WHOLE, Hash, Hashing,
     WatchLine,
 };
 use api::server::HEARTBEAT_MS;
-use api::{Error, ErrorCode, Layer, Ran, Retry};
 use axum::body::Body;
-use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use bytes::Bytes;
-use http_body_util::BodyExt;
 use node::{Call, Piece, Reading, Watching};
 use streamed::Feed;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
+pub use crate::body::{Coming, IDLE_MAX};
 use crate::fault::{Answer, Fault};
 use crate::output::written;
 use crate::platform::Platform;
 
-/// Whoever takes or sends nothing for so long is let go.
-pub const IDLE_MAX: Duration = Duration::from_secs(60);
 /// Pieces waiting for whoever reads.
 const PIECES_WAITING: usize = 2;
-/// A refusal can be read only by a client that is not busy sending: for so long what it sends is taken and thrown away.
-const DRAIN_WITHIN: Duration = Duration::from_secs(5);
 
 /// What a stream holds for as long as it goes on.
 pub struct Held {
@@ -117,46 +111,9 @@ pub fn told(held: Held, mut watching: Watching) -> Body {
     Body::new(body)
 }
 
-/// The body of a request as it comes.
-pub struct Coming(Body);
-
-impl Coming {
-    /// The body of a request.
-    ///
-    /// # Errors
-    /// It is packed, or a form.
-    pub fn of(request: Request) -> Answer<Self> {
-        let kind = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-        if kind.and_then(|kind| kind.get(..10)).is_some_and(|kind| kind.eq_ignore_ascii_case(b"multipart/")) {
-            let fix =
-                "Send the bytes of the file as the body, as `curl --data-binary @file` or `-T file` does.";
-            return Err(Error::invalid("the body is a form, not a file", fix).into());
-        }
-        if request.headers().contains_key(header::CONTENT_ENCODING) {
-            return Err(Error::invalid("the body is packed", "Send it without content-encoding.").into());
-        }
-        Ok(Self(request.into_body()))
-    }
-
-    /// The next bytes, or none at its end.
-    ///
-    /// # Errors
-    /// It breaks off, or nothing of it comes.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        match timeout(IDLE_MAX, self.0.frame()).await {
-            Ok(None) => Ok(None),
-            Ok(Some(Ok(frame))) => Ok(Some(frame.into_data().unwrap_or_default())),
-            Ok(Some(Err(_))) => Err(Error::invalid("the body broke off", "Send the request again.")),
-            Err(_) => Err(silent()),
-        }
-    }
-
-    /// Takes the rest of a body that nobody wants, so that whoever sends it comes to read why.
-    pub async fn refuse(mut self, error: node::Error) -> Fault {
-        let rest = async { while let Some(Ok(_)) = self.0.frame().await {} };
-        let _ = timeout(DRAIN_WITHIN, rest).await;
-        error.into()
-    }
+/// How long a body says that it is.
+pub fn length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 /// The trailer that tells a hash of this kind.
@@ -180,7 +137,7 @@ pub fn digest(sha256: &str) -> String {
 /// There is one that is none.
 pub fn promised(headers: &HeaderMap) -> Answer<Option<String>> {
     let wrong =
-        || Error::invalid("content-digest is not one", "Write it as RFC 9530 has it: `sha-256=:BASE64:`.");
+        || Error::invalid("content-digest is invalid", "Use the format of RFC 9530: `sha-256=:BASE64:`.");
     for value in headers.get_all(DIGEST_HEADER) {
         for member in value.to_str().map_err(|_| wrong())?.split(',') {
             let Some((name, value)) = member.trim().split_once('=') else { return Err(wrong().into()) };
@@ -203,18 +160,6 @@ fn finish(sender: Feed, trailers: &[(&'static str, String)]) {
         }
     }
     sender.end(headers);
-}
-
-/// The error for a body of which nothing comes.
-fn silent() -> Error {
-    Error {
-        code: ErrorCode::Deadline,
-        message: format!("nothing of the body came for {IDLE_MAX:?}"),
-        layer: Layer::UserCode,
-        ran: Ran::No,
-        retry: Retry::Safe,
-        fix: "Send it without long pauses; what was written with `offset` is gone on from there.".into(),
-    }
 }
 
 /// Whether a client says that it reads trailers.

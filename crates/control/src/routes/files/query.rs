@@ -33,7 +33,7 @@ impl Query {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let known = pairs.iter().any(|(other, _)| other == name);
             if known || pairs.len() == PARAMETERS_MAX {
-                return Err(wrong(&format!("the query says {name:?} twice, or too much")));
+                return Err(wrong(&format!("the query repeats {name:?} or has too many parameters")));
             }
             // Forms write a space as `+`, and a `+` as `%2B`.
             pairs.push((name.to_owned(), value.replace('+', "%20")));
@@ -46,7 +46,7 @@ impl Query {
         let Some(text) = self.take(name) else {
             return Err(Error::invalid(
                 format!("the query has no {name:?}"),
-                format!("Say ?{name}= and a percent-encoded path, absolute or relative to /workspace."),
+                format!("Add ?{name}= with a percent-encoded path, absolute or relative to /workspace."),
             )
             .into());
         };
@@ -56,13 +56,13 @@ impl Query {
     /// A number that may be there.
     pub fn number<T: FromStr>(&mut self, name: &str) -> Answer<Option<T>> {
         let parsed = self.take(name).map(|text| text.parse()).transpose();
-        Ok(parsed.map_err(|_| wrong(&format!("{name} is not a number that it can be")))?)
+        Ok(parsed.map_err(|_| wrong(&format!("{name} is not a valid number")))?)
     }
 
     /// Permissions that may be there, in octal digits as everybody writes them.
     pub fn mode(&mut self, name: &str) -> Answer<Option<u32>> {
         let parsed = self.take(name).map(|text| u32::from_str_radix(&text, 8)).transpose();
-        Ok(parsed.map_err(|_| wrong(&format!("{name} is not made of octal digits, such as 0644")))?)
+        Ok(parsed.map_err(|_| wrong(&format!("{name} is not an octal number such as 0644")))?)
     }
 
     /// Something that is so or not; not, if nothing is said.
@@ -70,7 +70,7 @@ impl Query {
         match self.take(name).as_deref() {
             None | Some("false" | "0") => Ok(false),
             Some("true" | "1" | "") => Ok(true),
-            Some(_) => Err(wrong(&format!("{name} is neither true nor false")).into()),
+            Some(_) => Err(wrong(&format!("{name} must be true or false")).into()),
         }
     }
 
@@ -78,14 +78,14 @@ impl Query {
     pub fn compression(&mut self) -> Answer<Compression> {
         let Some(name) = self.take("compression") else { return Ok(Compression::None) };
         let known = Compression::from_name(&name);
-        Ok(known.ok_or_else(|| wrong("compression is none that is known: none, gzip or zstd"))?)
+        Ok(known.ok_or_else(|| wrong("unknown compression; use none, gzip or zstd"))?)
     }
 
     /// By which hash bytes are told; SHA-256, if nothing is said.
     pub fn digest(&mut self) -> Answer<Hashing> {
         let Some(name) = self.take("digest") else { return Ok(Hashing::default()) };
         let known = Hashing::from_name(&name);
-        Ok(known.ok_or_else(|| wrong("digest is none that is known: sha256 or blake3"))?)
+        Ok(known.ok_or_else(|| wrong("unknown digest; use sha256 or blake3"))?)
     }
 
     /// Where the page before ended.
@@ -93,7 +93,10 @@ impl Query {
         let Some(text) = self.take("cursor") else { return Ok(None) };
         let bytes = URL_SAFE_NO_PAD.decode(text).ok().and_then(|bytes| FilePath::new(bytes).ok());
         let known = bytes.ok_or_else(|| {
-            Error::invalid("the cursor is none", "Use `next` of the page before, as it is, or no cursor.")
+            Error::invalid(
+                "the cursor is invalid",
+                "Use `next` of the previous page unchanged, or omit the cursor.",
+            )
         })?;
         Ok(Some(known))
     }
@@ -102,9 +105,7 @@ impl Query {
     pub fn end(self) -> Answer<()> {
         match self.0.first() {
             None => Ok(()),
-            Some((name, _)) => {
-                Err(wrong(&format!("the query says {name:?}, which means nothing here")).into())
-            }
+            Some((name, _)) => Err(wrong(&format!("the query has the unknown parameter {name:?}")).into()),
         }
     }
 
@@ -120,7 +121,7 @@ pub fn cursor(after: &FilePath) -> String {
 }
 
 fn wrong(message: &str) -> Error {
-    Error::invalid(message, "Mend the query; the API description says what it may hold.")
+    Error::invalid(message, "Correct the query. The API description lists its parameters.")
 }
 
 #[cfg(test)]

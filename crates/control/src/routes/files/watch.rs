@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use api::Error;
-use api::account::Role;
 use api::files::{FileAsk, WatchLine};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -11,21 +10,41 @@ use axum::response::Response;
 
 use super::flow::{Held, told};
 use super::query::Query;
-use crate::caller::{At, Caller};
+use crate::authority::{Caller, Read};
+use crate::caller::At;
 use crate::fault::Answer;
 use crate::output::{lines, place};
 use crate::platform::Platform;
 
-/// What happens to a directory or a file from now on, with `deep` also below its directories: one JSON object a line, the first
-/// `watching`. More than can be kept is told as `overflow`: then look again at what is there.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/watch", params(("sandbox" = String, Path), ("path" = String, Query), ("deep" = Option<bool>, Query)), security(("key" = [])), responses((status = 200, body = WatchLine, content_type = "application/x-ndjson"), (status = "default", body = Error)))]
+/// Watch a file or directory
+///
+/// Streams changes from now on, one JSON object per line, beginning with `watching`. If events were dropped, the stream reports `overflow`;
+/// then list the directory again.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{sandbox}/files/watch",
+    operation_id = "watchFiles",
+    tag = "files",
+    params(
+        ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "path" = String, Query,
+            description = "Percent-encoded path, absolute or relative to `/workspace`"
+        ),
+        ("deep" = Option<bool>, Query, description = "Include subdirectories. Default false"),
+    ),
+    security(("key" = [])),
+    responses(
+        (status = 200, body = WatchLine, content_type = "application/x-ndjson"),
+        (status = "default", body = Error),
+    )
+)]
 pub async fn watch(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     mut query: Query,
 ) -> Answer<Response> {
-    caller.require(Role::Read)?;
     let ask = FileAsk::Watch { path: query.path("path")?, deep: query.flag("deep")? };
     query.end()?;
     let place = place(&caller.share)?;

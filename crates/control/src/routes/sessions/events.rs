@@ -4,8 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::account::Role;
-use api::sandbox::SandboxEvent;
+use api::sandbox::{SESSION_LABEL, Sandbox, SandboxEvent};
 use api::server::HEARTBEAT_MS;
 use api::session::{SessionEvent, SessionState};
 use api::{Error, SessionId};
@@ -20,33 +19,50 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::caller::{At, Caller};
+use crate::authority::cut::Ends;
+use crate::authority::{Caller, Read};
+use crate::caller::At;
 use crate::fault::Answer;
 use crate::output::{lines, place, written};
 use crate::platform::Platform;
 use crate::routes::terminals::Connection;
 use crate::session::Live;
-use crate::session::sandbox::LABEL;
 
 /// Whoever takes nothing for so long has lost its network.
 const SEND_WITHIN: Duration = Duration::from_secs(30);
+/// What a client may say at once. It means nothing here: pings, and the end.
+const MESSAGE_BYTES_MAX: usize = 1024;
 
-/// What happens in a session from now on: its sandboxes, its runs with what they write, pictures that were kept. One JSON object a line,
-/// or a message where the request asks for a WebSocket. The last is `session_ended`.
-#[utoipa::path(get, path = "/v1/sessions/{session}/events", params(("session" = String, Path)), security(("key" = [])), responses((status = 200, body = SessionEvent, content_type = "application/x-ndjson"), (status = 101, description = "The same events, each as a text message of a WebSocket."), (status = "default", body = Error)))]
+/// Stream session events
+///
+/// Streams the events of a session from now on: changes of its sandboxes, runs with their output, stored images. Each event is one JSON
+/// object, on its own line or, over a WebSocket, in its own message. The last event is `session_ended`.
+#[utoipa::path(
+    get,
+    path = "/v1/sessions/{session}/events",
+    operation_id = "streamSessionEvents",
+    tag = "sessions",
+    params(("session" = String, Path, description = "Session ID")),
+    security(("key" = [])),
+    responses(
+        (status = 200, body = SessionEvent, content_type = "application/x-ndjson"),
+        (status = 101, description = "The connection is now a WebSocket. Each event is a text message"),
+        (status = "default", body = Error),
+    )
+)]
 pub async fn follow(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
     Connection { held, upgrade }: Connection,
 ) -> Answer<Response> {
-    caller.require(Role::Read)?;
     let place = place(&caller.share)?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     let (events, sandboxes) = (live.events(), platform.node.events());
     let session = live.shown().await;
     let listener = Listener {
         session: session.id,
+        project: caller.key.project.clone(),
         events,
         sandboxes,
         over: session.state == SessionState::Ended,
@@ -55,9 +71,13 @@ pub async fn follow(
         ended: false,
     };
     if let Ok(upgrade) = upgrade {
+        let ends = Ends::of(&caller);
+        let most = if api::defence::is_off("H-33") { 64 << 20 } else { MESSAGE_BYTES_MAX };
+        let upgrade = upgrade.max_message_size(most).max_frame_size(most);
+        let upgrade = upgrade.read_buffer_size(MESSAGE_BYTES_MAX).write_buffer_size(0);
         return Ok(upgrade.on_upgrade(move |socket| async move {
             let _held = held;
-            listener.serve(socket).await;
+            ends.limit(listener.serve(socket)).await;
         }));
     }
     let body = stream::unfold(listener, |mut listener| async move {
@@ -70,6 +90,8 @@ pub async fn follow(
 /// One client that follows a session.
 struct Listener {
     session: SessionId,
+    /// Its project: an id of a session in a label of another project's sandbox means nothing.
+    project: String,
     events: Receiver<SessionEvent>,
     sandboxes: Receiver<SandboxEvent>,
     /// Whether it had ended when it was asked for.
@@ -96,7 +118,7 @@ impl Listener {
                 biased;
                 event = self.sandboxes.recv() => match event {
                     Ok(SandboxEvent::Changed { sandbox })
-                        if sandbox.labels.get(LABEL).map(String::as_str) == Some(self.session.as_str()) =>
+                        if self.is_ours(&sandbox) =>
                     {
                         Some(SessionEvent::Sandbox { sandbox })
                     }
@@ -115,6 +137,15 @@ impl Listener {
                 return Some(event);
             }
         }
+    }
+
+    /// Whether a sandbox is one of the session's.
+    fn is_ours(&self, sandbox: &Sandbox) -> bool {
+        if api::defence::is_off("X-24") {
+            return sandbox.labels.get("session").map(String::as_str) == Some(self.session.as_str());
+        }
+        sandbox.project == self.project
+            && sandbox.labels.get(SESSION_LABEL).map(String::as_str) == Some(self.session.as_str())
     }
 
     /// Sends all of it until the client leaves.

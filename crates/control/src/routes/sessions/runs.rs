@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use api::account::Role;
 use api::server::Page;
 use api::session::Run;
 use api::{Error, ExecId};
@@ -13,12 +12,13 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::Deserialize;
 
-use crate::caller::{Asked, At, Caller};
+use crate::authority::{Caller, Read};
+use crate::caller::{Asked, At};
 use crate::fault::Answer;
 use crate::output::place;
 use crate::platform::Platform;
 
-/// One of the two streams that people read.
+/// Output stream of a run.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Written {
@@ -33,20 +33,30 @@ pub enum Written {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Part {
-    /// Of which stream.
+    /// Stream to read.
     #[param(inline)]
     stream: Written,
-    /// The first byte.
+    /// Offset of the first byte. Default 0.
     #[serde(default)]
     offset: u64,
-    /// Bytes at most; all that there are, if nothing is said.
+    /// Maximum number of bytes to return. By default, all bytes are returned.
     length: Option<usize>,
 }
 
-/// The runs of a session that are remembered, the oldest first: the last 200.
-#[utoipa::path(get, path = "/v1/sessions/{session}/runs", params(("session" = String, Path)), security(("key" = [])), responses((status = 200, body = Page<Run>), (status = "default", body = Error)))]
+/// List runs
+///
+/// Lists the last 200 runs of a session, oldest first.
+#[utoipa::path(
+    get,
+    path = "/v1/sessions/{session}/runs",
+    operation_id = "listRuns",
+    tag = "sessions",
+    params(("session" = String, Path, description = "Session ID")),
+    security(("key" = [])),
+    responses((status = 200, body = Page<Run>), (status = "default", body = Error))
+)]
 pub async fn list(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At(named): At<String>,
 ) -> Answer<Json<Page<Run>>> {
@@ -55,10 +65,21 @@ pub async fn list(
     Ok(Json(Page { items: live.runs().await?, next: None }))
 }
 
-/// How a run went.
-#[utoipa::path(get, path = "/v1/sessions/{session}/runs/{run}", params(("session" = String, Path), ("run" = String, Path)), security(("key" = [])), responses((status = 200, body = Run), (status = "default", body = Error)))]
+/// Get a run
+#[utoipa::path(
+    get,
+    path = "/v1/sessions/{session}/runs/{run}",
+    operation_id = "getRun",
+    tag = "sessions",
+    params(
+        ("session" = String, Path, description = "Session ID"),
+        ("run" = String, Path, description = "Run ID"),
+    ),
+    security(("key" = [])),
+    responses((status = 200, body = Run), (status = "default", body = Error))
+)]
 pub async fn look(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At((named, run)): At<(String, String)>,
 ) -> Answer<Json<Run>> {
@@ -67,16 +88,32 @@ pub async fn look(
     Ok(Json(found.ok_or_else(|| missing(&run))?))
 }
 
-/// What a run has written, from an offset on, as far as it was kept: 10 MB of each stream. Where there was more, a part in the middle is
-/// not: the run names it (`stdout_gap`), the answer ends there, and what is asked for within it begins after it.
-#[utoipa::path(get, path = "/v1/sessions/{session}/runs/{run}/output", params(("session" = String, Path), ("run" = String, Path), Part), security(("key" = [])), responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream"), (status = "default", body = Error)))]
+/// Read the output of a run
+///
+/// Up to 10 MB of each stream are kept. If a run wrote more, a part in the middle is missing; `stdout_gap` and `stderr_gap` of the run show
+/// which part. A response ends at the gap. A request with an offset inside the gap returns the bytes after the gap.
+#[utoipa::path(
+    get,
+    path = "/v1/sessions/{session}/runs/{run}/output",
+    operation_id = "readRunOutput",
+    tag = "sessions",
+    params(
+        ("session" = String, Path, description = "Session ID"),
+        ("run" = String, Path, description = "Run ID"),
+        Part,
+    ),
+    security(("key" = [])),
+    responses(
+        (status = 200, body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = "default", body = Error),
+    )
+)]
 pub async fn output(
-    caller: Caller,
+    caller: Caller<Read>,
     State(platform): State<Arc<Platform>>,
     At((named, run)): At<(String, String)>,
     Asked(part): Asked<Part>,
 ) -> Answer<Response> {
-    caller.require(Role::Read)?;
     let _place = place(&caller.share)?;
     let live = platform.sessions.find(&platform, &caller, &named).await?;
     let stderr = match part.stream {
@@ -98,6 +135,6 @@ fn missing(text: &str) -> Error {
     let shown: String = text.chars().take(api::id::ID_BYTES_MAX).collect();
     Error {
         fix: "List the runs of the session and use one of those.".into(),
-        ..Error::not_found(format!("nothing is kept of a run {shown:?}"))
+        ..Error::not_found(format!("there is no record of run {shown:?}"))
     }
 }

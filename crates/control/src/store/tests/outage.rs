@@ -9,6 +9,9 @@ use api::sandbox::SandboxState;
 use sqlx::{ConnectOptions, Connection};
 use tokio::task::JoinSet;
 
+use crate::authority::secret::KeyHash;
+
+use super::super::read::For;
 use super::super::{beside, options};
 use super::{Error, Place, Requested, Store, ask, in_state, sandbox};
 
@@ -34,7 +37,7 @@ async fn a_locked_store_refuses_writes_soon_and_still_reads() {
     assert!(place.store.sandbox("p", "s1").await.unwrap().is_some());
     assert_eq!(place.store.live().await.unwrap().len(), 1);
     assert_eq!(place.store.sandboxes("p", true, 10, None).await.unwrap().items.len(), 1);
-    assert_eq!(place.store.key_by_hash(&[1; 32]).await.unwrap(), None);
+    assert_eq!(place.store.key_by_hash(&KeyHash([1; 32])).await.unwrap(), None);
     while let Some(answer) = asking.join_next().await {
         let (answer, took) = answer.unwrap();
         assert!(matches!(answer, Err(Error::Unavailable { .. })), "{answer:?}");
@@ -115,7 +118,7 @@ async fn whoever_stops_waiting_for_a_write_leaves_the_store_usable() {
 async fn what_is_no_store_is_damaged_and_stays_as_it_is() {
     // L-04
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("belljar.db");
+    let path = directory.path().join("bellglass.db");
     for content in [&b""[..], b"x", &[0; 4096], &[255; 100_000], b"SQLite format 3\0 and no more"] {
         fs::write(&path, content).unwrap();
         let answer = Store::open(&path).await;
@@ -159,7 +162,7 @@ async fn a_copy_made_with_sqlites_own_tools_is_a_store() {
     let place = Place::new().await;
     place.ask(&sandbox("s1")).await.unwrap();
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("belljar.db");
+    let path = directory.path().join("bellglass.db");
     sqlx::query("VACUUM INTO ?").bind(path.to_str().unwrap()).execute(&place.store.writer).await.unwrap();
     let copy = Store::open(&path).await.unwrap();
     let mut lock = copy.writer.begin_with("BEGIN EXCLUSIVE").await.unwrap();
@@ -183,7 +186,7 @@ async fn a_row_that_cannot_be_read_is_damage_and_not_absence() {
 #[tokio::test]
 async fn a_store_that_was_begun_and_not_finished_is_begun_again() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("belljar.db");
+    let path = directory.path().join("bellglass.db");
     for suffix in [".new", ".new-wal", ".new-shm"] {
         fs::write(beside(&path, suffix), "half").unwrap();
     }
@@ -194,7 +197,7 @@ async fn a_store_that_was_begun_and_not_finished_is_begun_again() {
 #[tokio::test]
 async fn a_directory_that_is_not_there_is_not_damage() {
     let directory = tempfile::tempdir().unwrap();
-    let answer = Store::open(&directory.path().join("none/belljar.db")).await;
+    let answer = Store::open(&directory.path().join("none/bellglass.db")).await;
     assert!(matches!(answer, Err(Error::Unavailable { .. })), "{answer:?}");
 }
 
@@ -207,14 +210,14 @@ async fn a_store_one_step_newer_is_opened_and_one_newer_still_is_refused() {
     place
         .meddle(
             "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
-             VALUES (4, 'later', true, x'00', 0)",
+             VALUES (6, 'later', true, x'00', 0)",
         )
         .await;
     let store = Store::open(&place.path).await.unwrap();
     assert!(matches!(ask(&store, &sandbox("s2"), &Quota::default(), None).await, Ok(Requested::New(_))));
     assert_eq!(store.live().await.unwrap().len(), 2);
-    place.meddle("UPDATE _sqlx_migrations SET version = 5 WHERE version = 4").await;
-    assert!(matches!(Store::open(&place.path).await, Err(Error::Newer { found: 5, known: 3 })));
+    place.meddle("UPDATE _sqlx_migrations SET version = 7 WHERE version = 6").await;
+    assert!(matches!(Store::open(&place.path).await, Err(Error::Newer { found: 7, known: 5 })));
 }
 
 #[tokio::test]
@@ -223,11 +226,11 @@ async fn a_store_of_the_release_before_is_brought_forward_with_all_that_is_in_it
     let place = Place::new().await;
     place.ask(&sandbox("s1")).await.unwrap();
     place.store.put_secret("p", "KEY", b"sealed", 1).await.unwrap();
-    for statement in ["DROP TABLE sessions", "DELETE FROM _sqlx_migrations WHERE version = 3"] {
+    for statement in ["DROP TABLE clock", "DELETE FROM _sqlx_migrations WHERE version = 4"] {
         place.meddle(statement).await;
     }
     let store = Store::open(&place.path).await.unwrap();
-    assert!(store.sessions("p", 10, None).await.unwrap().items.is_empty());
+    store.ping().await.unwrap();
     assert_eq!(store.secrets("p").await.unwrap().len(), 1);
     assert_eq!(store.live().await.unwrap().len(), 1);
 }
@@ -269,7 +272,7 @@ async fn queries_that_grow_with_history_use_an_index() {
     ] {
         let plan: Vec<(i64, i64, i64, String)> =
             sqlx::query_as(sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {query}")))
-                .fetch_all(&place.store.readers)
+                .fetch_all(&mut *place.store.readers.next(For::Server).await.unwrap())
                 .await
                 .unwrap();
         let plan = plan.into_iter().map(|row| row.3).collect::<Vec<_>>().join("; ");

@@ -167,10 +167,10 @@ async fn tidy(labs: &[Lab]) {
     }
 }
 
-/// Whether a runtime of this name is to be measured: `BELLJAR_RUNTIMES` chooses, as it does for tests. The container
+/// Whether a runtime of this name is to be measured: `BELLGLASS_RUNTIMES` chooses, as it does for tests. The container
 /// runtime is the reference and always measured.
 fn is_wanted(name: &str) -> bool {
-    std::env::var("BELLJAR_RUNTIMES").map_or(true, |list| list.split(',').any(|one| one == name))
+    std::env::var("BELLGLASS_RUNTIMES").map_or(true, |list| list.split(',').any(|one| one == name))
 }
 
 /// Whether a runtime of this name can be used here.

@@ -51,7 +51,7 @@ pub(crate) async fn weigh(lab: &Lab) -> Weight {
     let node = resident("self").saturating_sub(before) / SANDBOXES;
     let mut total = Weight { name: lab.runtime.name().into(), node, ..Weight::default() };
     for sandbox in &sandboxes {
-        total.add(&memory_cgroup().join("belljar").join(sandbox.id().as_str()));
+        total.add(&memory_cgroup().join("bellglass").join(sandbox.id().as_str()));
     }
     for sandbox in sandboxes {
         sandbox.stop(Duration::ZERO).await.unwrap();

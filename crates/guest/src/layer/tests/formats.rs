@@ -143,6 +143,21 @@ fn an_archive_that_breaks_off_is_refused() {
 }
 
 #[test]
+fn zeros_of_a_file_stay_a_hole_and_its_content_is_the_same() {
+    // U-20
+    let zeros = "\0".repeat(8 << 20);
+    for content in
+        [zeros.clone(), format!("{zeros}end"), format!("begin{zeros}"), format!("a{zeros}b{zeros}c")]
+    {
+        let (bench, _) = unpacked(&Archive::new().file("a", &content).end());
+        let file = bench.top().join("a");
+        assert!(std::fs::read(&file).unwrap() == content.as_bytes());
+        let taken = std::fs::metadata(&file).unwrap().blocks() * 512;
+        assert!(taken < 1 << 20, "{taken} bytes of the disk");
+    }
+}
+
+#[test]
 fn a_wrong_checksum_is_refused() {
     let mut archive = Archive::new().file("a", "x").end();
     archive.bytes[0] = b'b';

@@ -258,14 +258,14 @@ fn the_sandboxs_own_paths_stay_its_own() {
         .directory("dev/pts")
         .file("dev/null", "x")
         .file("proc/sys/kernel/core_pattern", "x")
-        .symlink("way", "/.belljar")
+        .symlink("way", "/.bellglass")
         .file("way/guest", "x")
-        .file(".belljar/channel/node.sock", "x")
+        .file(".bellglass/channel/node.sock", "x")
         .end();
     let (bench, report) = unpacked(&archive);
     assert_eq!(report.skipped.reserved, 5);
     assert_eq!(fs::read_dir(bench.top().join("proc")).unwrap().count(), 0);
-    for name in ["dev", ".belljar"] {
+    for name in ["dev", ".bellglass"] {
         let below = fs::read_dir(bench.top().join(name)).map_or(0, Iterator::count);
         assert_eq!(below, 0, "{name}");
     }
@@ -289,8 +289,9 @@ fn the_top_layer_has_mount_points_and_the_user() {
     assert_eq!(read("etc/passwd"), expected);
     assert_eq!(read("etc/group"), "root:x:0:\nsandbox:x:1000:\n");
     assert_eq!((read("etc/resolv.conf"), read("etc/machine-id")), (String::new(), String::new()));
-    assert_eq!((read("etc/hostname"), read(".belljar/guest")), ("sandbox\n".into(), String::new()));
-    for name in ["proc", "sys", "dev", "workspace", "home/sandbox", ".belljar/channel", ".belljar/spool"] {
+    assert_eq!((read("etc/hostname"), read(".bellglass/guest")), ("sandbox\n".into(), String::new()));
+    for name in ["proc", "sys", "dev", "workspace", "home/sandbox", ".bellglass/channel", ".bellglass/spool"]
+    {
         let status = fs::symlink_metadata(bench.top().join(name)).unwrap();
         assert!(status.is_dir() && status.uid() == 0, "{name}");
     }

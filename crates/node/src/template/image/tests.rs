@@ -130,7 +130,7 @@ fn a_part_that_is_not_what_its_digest_says_is_refused() {
     let path = layout.path().join("blobs/sha256").join(hash);
     fs::write(&path, fs::read_to_string(&path).unwrap() + " ").unwrap();
     layout.index(&[manifest]);
-    assert!(layout.read().unwrap_err().to_api().message.contains("should be"));
+    assert!(layout.read().unwrap_err().to_api().message.contains("does not match: expected"));
     for digest in ["sha256:../../../etc/passwd", "md5:0", "sha256:", &format!("sha512:{}", "a".repeat(64))] {
         layout.index(&[json!({ "digest": digest, "size": 1 })]);
         assert_eq!(code(layout.read()), api::ErrorCode::InvalidRequest, "{digest}");

@@ -23,7 +23,7 @@ impl Cgroups {
     /// Has all processes of a sandbox stand still, and waits until they do. Where they do not, they go on.
     pub(crate) fn freeze(&self, id: &SandboxId) -> Result<(), Error> {
         let freezer = self.freezer(id).ok_or_else(|| Error::Unsupported {
-            what: "to pause a sandbox",
+            what: "pausing a sandbox",
             why: "this machine has no cgroup freezer".into(),
         })?;
         freezer.set(true)?;
@@ -43,7 +43,7 @@ impl Cgroups {
             if Instant::now() > deadline {
                 freezer.set(false)?;
                 return Err(Error::Deadline {
-                    what: "the processes of a sandbox to stand still",
+                    what: "freezing the processes of a sandbox",
                     after: STILL_WITHIN,
                 });
             }

@@ -6,19 +6,18 @@ use api::limits::Limits;
 
 use super::Hierarchy;
 use crate::files;
-use crate::{Error, Tier};
+use crate::{Error, Tier, tables};
 
 /// What the guest and the kernel may use beside user code: a resident guest takes 1 MiB, its page tables, sockets and
 /// a full spool buffer a few more, and an unpacking one its decompressor's window.
 const GUEST_MEMORY_BYTES: u64 = 64 << 20;
 /// What a user-space kernel needs for itself: a fresh one takes about 50 MiB.
 const KERNEL_MEMORY_BYTES: u64 = 96 << 20;
-/// Threads of the guest and of the OCI runtime while it starts it.
-const GUEST_PIDS: u64 = 64;
-/// Threads of a user-space kernel and its file server.
-const KERNEL_PIDS: u64 = 1024;
-/// Host tasks that a user-space kernel makes for one task of its own: a stub process and its threads.
-const PIDS_PER_TASK: u64 = 4;
+/// Buffers of sockets, as a part of memory, and at most and at least. Version 1 counts them beside memory, version 2 as memory. A
+/// megabyte is what one busy connection wants.
+const SOCKETS_SHARE: u64 = 8;
+const SOCKETS_BYTES_MAX: u64 = 64 << 20;
+const SOCKETS_BYTES_MIN: u64 = 1 << 20;
 /// The span over which processor time is limited: the kernel's own default.
 const PERIOD_US: u64 = 100_000;
 
@@ -37,6 +36,7 @@ pub(super) fn apply(
             }
             memory(hierarchy, sandbox, limits.memory_bytes + GUEST_MEMORY_BYTES)?;
             memory(hierarchy, &user, limits.memory_bytes)?;
+            sockets(hierarchy, &user, limits)?;
             write_if_there(&user.join("memory.oom.group"), "1").map(|_| ())
         }
         ("memory", Tier::UserKernel) => {
@@ -44,11 +44,11 @@ pub(super) fn apply(
             write_if_there(&sandbox.join("memory.oom.group"), "1").map(|_| ())
         }
         ("pids", Tier::Container) => {
-            files::write(&sandbox.join("pids.max"), &(limits.pids + GUEST_PIDS).to_string())?;
+            files::write(&sandbox.join("pids.max"), &tables::tasks_of(limits, tier).to_string())?;
             files::write(&user.join("pids.max"), &limits.pids.to_string())
         }
         ("pids", Tier::UserKernel) => {
-            files::write(&sandbox.join("pids.max"), &(limits.pids * PIDS_PER_TASK + KERNEL_PIDS).to_string())
+            files::write(&sandbox.join("pids.max"), &tables::tasks_of(limits, tier).to_string())
         }
         // The guest has one thread, so user code's limit and one core bound the sandbox.
         (_, Tier::Container) => cpu(hierarchy, &user, limits.cpu_millis),
@@ -71,12 +71,33 @@ fn memory(hierarchy: &Hierarchy, group: &Path, bytes: u64) -> Result<(), Error> 
     if !without_swap && host_has_swap()? {
         return Err(Error::Unsupported {
             what: "memory_bytes",
-            why: "this kernel does not account swap by cgroup and the machine swaps; boot with `swapaccount=1` or \
+            why: "this kernel does not account swap per cgroup and the machine has swap; boot with `swapaccount=1` or \
                   turn swap off"
                 .into(),
         });
     }
     Ok(())
+}
+
+/// Limits the buffers of TCP and UDP where memory does not.
+fn sockets(hierarchy: &Hierarchy, group: &Path, limits: &Limits) -> Result<(), Error> {
+    if hierarchy.unified || api::defence::is_off("C-32") {
+        return Ok(());
+    }
+    if write_if_there(&group.join("memory.kmem.tcp.limit_in_bytes"), &sockets_bytes(limits).to_string())? {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: "memory_bytes",
+        why: "this kernel does not count socket buffers per cgroup (memory.kmem.tcp.limit_in_bytes); boot with cgroup version 2 \
+              (`systemd.unified_cgroup_hierarchy=1`)"
+            .into(),
+    })
+}
+
+/// How much the buffers of all sockets of a sandbox may take.
+fn sockets_bytes(limits: &Limits) -> u64 {
+    (limits.memory_bytes / SOCKETS_SHARE).clamp(SOCKETS_BYTES_MIN, SOCKETS_BYTES_MAX)
 }
 
 fn cpu(hierarchy: &Hierarchy, group: &Path, millis: u64) -> Result<(), Error> {
@@ -87,7 +108,8 @@ fn cpu(hierarchy: &Hierarchy, group: &Path, millis: u64) -> Result<(), Error> {
     if !group.join("cpu.cfs_quota_us").exists() {
         return Err(Error::Unsupported {
             what: "cpu_millis",
-            why: "this kernel has no bandwidth control (CONFIG_CFS_BANDWIDTH); boot one that has".into(),
+            why: "this kernel has no bandwidth control (CONFIG_CFS_BANDWIDTH); boot a kernel that has it"
+                .into(),
         });
     }
     files::write(&group.join("cpu.cfs_period_us"), &PERIOD_US.to_string())?;

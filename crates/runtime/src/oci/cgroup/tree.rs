@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use api::SandboxId;
+
 use super::Hierarchy;
 use crate::Error;
 use crate::files::{self, failed, is_gone};
@@ -66,6 +68,13 @@ pub(super) fn names(text: &str, group: &str) -> bool {
         .any(|path| path.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
+/// The sandbox that `/proc/<pid>/cgroup` names, below this parent.
+pub(super) fn sandbox(text: &str, parent: &str) -> Option<SandboxId> {
+    text.lines()
+        .filter_map(|line| line.splitn(3, ':').nth(2)?.strip_prefix(parent))
+        .find_map(|rest| rest.split('/').next()?.parse().ok())
+}
+
 fn children(group: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(group) {
         Ok(entries) => entries,
@@ -104,9 +113,9 @@ mod tests {
 
     #[test]
     fn a_name_that_only_begins_alike_is_another_sandbox() {
-        let text = "8:pids:/belljar/ab/guest\n0::/belljar/ab/guest\n";
-        assert!(names(text, "/belljar/ab"));
-        assert!(!names(text, "/belljar/a"));
-        assert!(!names("4:memory:/x/belljar/ab\n", "/belljar/ab"));
+        let text = "8:pids:/bellglass/ab/guest\n0::/bellglass/ab/guest\n";
+        assert!(names(text, "/bellglass/ab"));
+        assert!(!names(text, "/bellglass/a"));
+        assert!(!names("4:memory:/x/bellglass/ab\n", "/bellglass/ab"));
     }
 }

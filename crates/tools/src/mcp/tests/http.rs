@@ -54,7 +54,7 @@ impl World {
     async fn open(&self, owner: &'static str) -> String {
         let response = self.of(owner).post(&hello("2025-11-25")).await.unwrap();
         let id = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();
-        assert_eq!(last(response).await["result"]["serverInfo"]["name"], "belljar");
+        assert_eq!(last(response).await["result"]["serverInfo"]["name"], "bellglass");
         let said = self.of(owner).within(&id).post(&noted("notifications/initialized", json!({}))).await;
         assert_eq!(said.unwrap().status(), StatusCode::ACCEPTED);
         id
@@ -84,7 +84,7 @@ impl<'a> Said<'a> {
         let mut request = Request::builder()
             .method(method)
             .uri("/mcp")
-            .header("host", "belljar.example")
+            .header("host", "bellglass.example")
             .header("accept", "application/json, text/event-stream")
             .header("content-type", "application/json");
         if let Some(session) = self.session {

@@ -56,7 +56,7 @@ async fn the_server_says_who_it_is_and_what_its_host_says() {
     let mut client = Client::connect(&log);
     client.say(&hello("2025-06-18")).await;
     let said = client.hear().await["result"].clone();
-    assert_eq!(said["serverInfo"], json!({ "name": "belljar", "version": env!("CARGO_PKG_VERSION") }));
+    assert_eq!(said["serverInfo"], json!({ "name": "bellglass", "version": env!("CARGO_PKG_VERSION") }));
     assert_eq!(said["instructions"], "I am pipe.");
     assert_eq!(said["capabilities"], json!({ "tools": {}, "resources": { "listChanged": true } }));
 }
@@ -126,9 +126,9 @@ async fn calls_beyond_the_bound_are_refused_with_words() {
 async fn an_artifact_too_large_for_a_message_is_refused() {
     let log = Log::default();
     let mut client = Client::greet(&log, "2025-11-25").await;
-    client.say(&asked(1, "resources/read", json!({ "uri": "belljar://artifacts/large" }))).await;
+    client.say(&asked(1, "resources/read", json!({ "uri": "bellglass://artifacts/large" }))).await;
     assert_eq!(client.hear().await["error"]["code"], -32602);
-    client.say(&asked(2, "resources/read", json!({ "uri": "belljar://artifacts/small" }))).await;
+    client.say(&asked(2, "resources/read", json!({ "uri": "bellglass://artifacts/small" }))).await;
     assert_eq!(client.hear().await["result"]["contents"][0]["text"], "\0");
 }
 

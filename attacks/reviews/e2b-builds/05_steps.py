@@ -1,0 +1,26 @@
+"""Hostile steps, as root of the build's sandbox, and what is left of them in sandboxes of the template."""
+from common import *
+def go(label, steps, look=None, seconds=100, **more):
+    t = time.time(); s = build("steps", steps, seconds, **more); out = run("steps", look) if look and s["status"] == "ready" else ""
+    print(f"{label:30} {time.time()-t:4.0f} s {s['status']} | {' / '.join(x[:300] for x in s.get('logs', [])[1:][-6:])} -> {out}")
+go("who and where", [RUN("id -u; grep -E 'Cap(Eff|Bnd)|Seccomp:|NoNewPrivs' /proc/self/status | tr '\\n' ' '; cat /proc/self/uid_map; ls /sys/fs/cgroup 2>&1 | head -2; cat /proc/mounts | grep -c /var/", "root")])
+go("mount, mknod, unshare, raw disk", [RUN("mount -t tmpfs x /mnt 2>&1 | tail -1; mknod /opt/d b 8 0 2>&1 | tail -1; unshare -U true 2>&1 | tail -1; mount -o bind / /mnt 2>&1 | tail -1; ls /dev | tr '\\n' ' '; cat /dev/loop0 2>&1 | head -c 20", "root")])
+go("network: machine, API, metadata", [RUN("env | grep -i proxy | head -3; for u in http://127.0.0.1:17171/healthz http://169.254.169.254/ http://localhost:17171/healthz http://example.com/ http://[::1]:17171/; do echo $u $(curl -s -m 5 -o /dev/null -w '%{http_code} %{errormsg}' $u 2>&1 | cut -c1-60); done", "root")])
+go("mount points replaced by links", [RUN("for p in /workspace /home/sandbox /.bellglass /tmp /dev /proc /sys; do rm -rf $p 2>/dev/null; mv $p $p.old 2>/dev/null; ln -sfn /etc $p 2>/dev/null; done; ls -ld /workspace /home/sandbox /.bellglass /tmp /dev 2>&1 | cut -c1-60", "root")], "ls -ld /workspace /tmp /dev /home/sandbox; touch /tmp/x && ls /etc/x")
+go("/etc, /home, /var are links", [RUN("cp -a /etc /opt/etc2; mv /etc /etc.old && ln -s /opt/etc2 /etc; mv /home /home2 && ln -s /proc/1/root/home2 /home; ls -ld /etc /home", "root")], "ls -ld /etc /home; id")
+go("preload, profile, evil shell", [RUN("printf 'echo PROFILE $(id -u) >&2\\n' > /etc/profile.d/x.sh; echo /opt/none.so > /etc/ld.so.preload; cp /bin/dash /opt/dash; printf '#!/opt/dash\\necho FAKE $0 uid $(/usr/bin/id -u) >&2; exec /opt/dash \"$@\"\\n' > /bin/sh.new; chmod 755 /bin/sh.new; mv /bin/sh.new /bin/sh; chmod 755 /opt/dash", "root")], "echo in; /usr/bin/id -u")
+go("setuid and capabilities", [RUN("cp /usr/bin/id /opt/sid; chown 0:0 /opt/sid; chmod 6755 /opt/sid; cp /usr/bin/python3* /opt/ 2>/dev/null; python3 - <<'P'\nimport os\nos.setxattr('/opt/sid','security.capability',bytes.fromhex('0100000200ffffff00000000ffffff0000000000'))\nP", "root")], "ls -l /opt/sid; /opt/sid; getfattr -d -m - /opt/sid 2>&1 | tail -1; grep CapEff /proc/self/status")
+go("trusted.overlay xattrs, opaque", [RUN("mkdir /opt/o; python3 -c \"import os; os.setxattr('/opt/o','trusted.overlay.redirect',b'/../../etc')\" 2>&1 | tail -1; python3 -c \"import os; os.setxattr('/opt/o','user.overlay.redirect',b'/etc')\" 2>&1 | tail -1; mknod /opt/o/w c 0 0 2>&1", "root")], "ls -la /opt/o")
+go("PUT's directory is prepared", [RUN("mkdir -p /var/tmp/.sent; ln -s /etc /var/tmp/.sent/d; echo planted > /var/tmp/.sent/p", "root")], "ls -la /var/tmp/.sent")
+raw = tar([("d", "dir", 0), ("d/f", "file", b"mine")]); upload(name_of(raw), raw)
+go("COPY over that directory", [RUN("rm -rf /var/tmp/.sent; mkdir -p /var/tmp/.sent/d; ln -s /etc/passwd /var/tmp/.sent/d/f", "root"), COPY(name_of(raw), "d", "/home/user/d")], "ls -la /home/user/d; head -c 20 /etc/passwd")
+go("COPY where /var/tmp is a link", [RUN("rm -rf /var/tmp; ln -s /etc /var/tmp", "root"), COPY(name_of(raw), "d", "/home/user/d")], "ls -la /home/user/d /etc/.sent")
+go("COPY with an evil cp, chown", [RUN("printf '#!/bin/bash\\nid -u > /opt/who; grep CapEff /proc/self/status >> /opt/who; /bin/cat /proc/1/environ >> /opt/who 2>&1; exit 0\\n' > /usr/local/sbin/cp; chmod 755 /usr/local/sbin/cp", "root"), COPY(name_of(raw), "d", "/home/user/d")], "cat /opt/who | tr '\\0' ' ' | head -c 300")
+go("ENV: PATH, LD_PRELOAD, proxies", [{"type": "ENV", "args": ["LD_PRELOAD", "/opt/x.so", "BELLGLASS_TOKEN", "x", "http_proxy", "http://127.0.0.1:1", "BASH_ENV", "/opt/b", "A\nB", "x"]}], "env | head")
+go("ENV: without the odd name", [{"type": "ENV", "args": ["LD_PRELOAD", "/opt/x.so", "BASH_ENV", "/opt/b", "IFS", "x", "HOME", "/etc"]}], "echo $LD_PRELOAD $HOME; pwd")
+go("WORKDIR climbs", [{"type": "WORKDIR", "args": ["/home/user/../../proc/1"]}], "pwd")
+go("WORKDIR is a link to /proc/1", [RUN("ln -s /proc/1/root /opt/r", "root"), {"type": "WORKDIR", "args": ["/opt/r/x"]}], "pwd")
+go("64 steps", [RUN("true")] * 64)
+go("argument of 3 MiB", [RUN("#" + "x" * (3 << 20))])
+go("daemon left by a step", [RUN("setsid nohup sh -c 'while :; do date > /home/user/alive; sleep 1; done' >/dev/null 2>&1 & sleep 1; echo started", "root"), RUN("cat /home/user/alive | wc -l; ps ax 2>/dev/null | grep -c 'alive' ")], "ps ax 2>/dev/null | grep alive | grep -v grep | wc -l")
+go("fork bomb under pids limit", [RUN("python3 -c \"\nimport os,time\nn=0\ntry:\n  while n<3000:\n    if os.fork()==0: time.sleep(3); os._exit(0)\n    n+=1\nexcept OSError as e: print(n,e)\n\"")])

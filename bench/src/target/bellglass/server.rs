@@ -1,0 +1,130 @@
+//! A server of this run: `bellglass serve` on a port and a data directory of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use api::account::{PutProject, Quota};
+use client::Client;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::Child;
+
+use super::Place;
+use crate::process;
+use crate::rootfs::cannot;
+use crate::target::Failure;
+
+/// A start of the server, on a machine under load.
+const STARTS_WITHIN: Duration = Duration::from_secs(30);
+/// To remove some dozens of sandboxes that nobody has asked for.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
+/// The most of the scenarios, and the starts that are measured beside them.
+const SANDBOXES_MAX: u32 = 2100;
+/// What is refused is to be refused for want of room, not by a quota.
+const PLENTY: Quota = Quota {
+    sandboxes: SANDBOXES_MAX,
+    memory_bytes: 1 << 50,
+    disk_bytes: 1 << 50,
+    creates_per_second: 100_000,
+    execs_per_second: 100_000,
+    open: false,
+    root: false,
+};
+
+/// A server that runs.
+pub(super) struct Server {
+    /// Where it listens.
+    pub url: String,
+    /// Its first key.
+    pub key: String,
+    /// What it says that it is.
+    pub version: String,
+    child: Child,
+    /// Kept last.
+    data: TempDir,
+}
+
+impl Server {
+    pub async fn start(place: &Place<'_>) -> Result<Self, Failure> {
+        let binary = binary();
+        let version = process::print(process::command(&binary).arg("--version"), STARTS_WITHIN).await?;
+        let made = tempfile::Builder::new().prefix("bellglass-bench-data").tempdir();
+        let data = made.map_err(|error| cannot("create", Path::new("a data directory"), &error))?;
+        place
+            .rootfs()?
+            .lend(data.path())
+            .map_err(|error| cannot("lend templates to", data.path(), &error))?;
+        let (config, log, key) =
+            (data.path().join("bench.toml"), data.path().join("serve.log"), data.path().join("first.key"));
+        let more = match std::env::var_os("BELLGLASS_CONFIG").map(PathBuf::from) {
+            Some(path) => std::fs::read_to_string(&path).map_err(|error| cannot("read", &path, &error))?,
+            None => String::new(),
+        };
+        let text = format!("listen = \"127.0.0.1:0\"\nsandboxes_max = {SANDBOXES_MAX}\n{more}");
+        std::fs::write(&config, text).map_err(|error| cannot("write", &config, &error))?;
+        let log = std::fs::File::create(&log).map_err(|error| cannot("create", &log, &error))?;
+        let mut serve = process::command(&binary);
+        serve.arg("--data").arg(data.path()).args(["serve", "--config"]).arg(&config);
+        serve.arg("--first-key").arg(&key).env_remove("BELLGLASS_SERVER").stdout(Stdio::piped()).stderr(log);
+        let started = serve.spawn();
+        let mut child = started.map_err(|error| Failure::new("not_started", error.to_string()))?;
+        let url = match address(&mut child).await {
+            Some(url) => url,
+            None => return Err(Failure::new("not_started", last_words(data.path()))),
+        };
+        let key = std::fs::read_to_string(&key).map_err(|error| cannot("read", &key, &error))?;
+        let server = Self { url, key: key.trim().to_owned(), version, child, data };
+        server.open_up().await?;
+        Ok(server)
+    }
+
+    /// Ends the process. Its sandboxes are those of whoever made them.
+    pub async fn end(mut self) {
+        // Asked to end, it removes what it has made ahead.
+        let pid = self.child.id().and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?));
+        if let Some(pid) = pid {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        if tokio::time::timeout(ENDS_WITHIN, self.child.wait()).await.is_err() {
+            let _ = self.child.start_kill();
+            let _ = tokio::time::timeout(ENDS_WITHIN, self.child.wait()).await;
+        }
+        let _ = self.data.close();
+    }
+
+    async fn open_up(&self) -> Result<(), Failure> {
+        let opened = async {
+            let client = Client::new(&self.url, &self.key)?;
+            client.put_project("default", &PutProject { quota: PLENTY }).await
+        };
+        opened.await.map(drop).map_err(|error| super::failure(&error))
+    }
+}
+
+/// The executable: `BELLGLASS_BINARY`, or whatever is found by that name.
+pub fn binary() -> PathBuf {
+    std::env::var_os("BELLGLASS_BINARY").map_or_else(|| "bellglass".into(), PathBuf::from)
+}
+
+/// Where it says that it listens.
+async fn address(child: &mut Child) -> Option<String> {
+    let mut lines = BufReader::new(child.stdout.take()?).lines();
+    let found = async {
+        while let Ok(Some(line)) = lines.next_line().await {
+            if let Some(url) = line.strip_prefix("bellglass serves ") {
+                return Some(url.trim().to_owned());
+            }
+        }
+        None
+    };
+    let found = tokio::time::timeout(STARTS_WITHIN, found).await.ok().flatten();
+    // Whatever it says later goes nowhere, and is read, so that it can be said.
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    found
+}
+
+fn last_words(data: &Path) -> String {
+    let log = std::fs::read_to_string(data.join("serve.log")).unwrap_or_default();
+    format!("the server did not start: {}", log.lines().last().unwrap_or("its log is empty"))
+}

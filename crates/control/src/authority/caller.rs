@@ -1,0 +1,147 @@
+//! Who calls the API, as the first argument of a handler: [`Caller<Write>`] exists only where a key of role write was shown.
+//!
+//! It is decided on the headers, before a byte of the body is read.
+
+use std::marker::PhantomData;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Deref;
+use std::sync::Arc;
+
+use api::ErrorCode;
+use api::account::Role;
+use api::trace::STEP;
+use axum::extract::{ConnectInfo, FromRequestParts};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+use node::clock;
+use tracing::{Instrument as _, info_span};
+
+use super::cut::Slot;
+use super::grant::{Grant, Need, States};
+use crate::audit::{Act, Entry};
+use crate::fault::{Answer, Fault};
+use crate::listen::Known;
+use crate::platform::Platform;
+
+/// A caller with a valid API key of at least the role `R`.
+pub struct Caller<R> {
+    grant: Grant,
+    role: PhantomData<R>,
+}
+
+/// Anybody: a route that takes this is open, and says so.
+pub struct Anyone;
+
+/// The role by which one looks.
+pub struct Read;
+/// The role by which one changes something.
+pub struct Write;
+/// The role by which one administers.
+pub struct Admin;
+
+/// A role as a type.
+pub trait Minimum {
+    /// The role.
+    const ROLE: Role;
+}
+
+impl Minimum for Read {
+    const ROLE: Role = Role::Read;
+}
+
+impl Minimum for Write {
+    const ROLE: Role = Role::Write;
+}
+
+impl Minimum for Admin {
+    const ROLE: Role = Role::Admin;
+}
+
+impl<R: Minimum> States for Caller<R> {
+    const NEED: Need = Need::Key(R::ROLE);
+}
+
+impl States for Anyone {
+    const NEED: Need = Need::Nothing;
+}
+
+impl<R> Deref for Caller<R> {
+    type Target = Grant;
+
+    fn deref(&self) -> &Grant {
+        &self.grant
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Anyone {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        Ok(Self)
+    }
+}
+
+impl<R: Minimum> FromRequestParts<Arc<Platform>> for Caller<R> {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, platform: &Arc<Platform>) -> Answer<Self> {
+        let from = peer(parts);
+        let secret = shown(&parts.headers);
+        let known = platform.accounts.authenticate(&platform.store, secret, from, clock::wall_ms());
+        let account = known
+            .instrument(info_span!(target: STEP, "key"))
+            .await
+            .inspect_err(|fault| note_failure(platform, fault, from))?;
+        let grant = Grant::of_key(account);
+        remember(parts, &grant)?;
+        grant.require(R::ROLE).inspect_err(|_| platform.note(&grant, Act::Forbidden, |entry| entry))?;
+        Ok(Self { grant, role: PhantomData })
+    }
+}
+
+/// Has everything that follows know whose request this is: its connection may stay, its body is counted against its project, and
+/// its response ends with its key.
+///
+/// # Errors
+/// `rate_limited`: the project has as many requests under way as it may.
+pub(crate) fn remember(parts: &mut Parts, grant: &Grant) -> Answer<()> {
+    if let Some(known) = parts.extensions.get::<Known>() {
+        known.show(&grant.account)?;
+    }
+    if let Some(slot) = parts.extensions.get::<Slot>() {
+        slot.fill(grant);
+    }
+    parts.extensions.insert(Arc::clone(&grant.account));
+    Ok(())
+}
+
+/// The address that a request came from.
+pub(crate) fn peer(parts: &Parts) -> Option<IpAddr> {
+    parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
+}
+
+fn note_failure(platform: &Platform, fault: &Fault, from: Option<IpAddr>) {
+    if fault.error().code != ErrorCode::Unauthorized {
+        return;
+    }
+    // Whoever has many addresses may not push everything else out of the log.
+    let Some(unsaid) = platform.accounts.failures.say() else { return };
+    let from = from.as_ref().map(IpAddr::to_string).unwrap_or_default();
+    let detail = if unsaid == 0 { from } else { format!("{from}, after {unsaid} unrecorded failures") };
+    platform.audit.record(Entry::new(clock::wall_ms(), Act::AuthenticateFailed).detail(&detail));
+}
+
+/// The one secret that a request shows. Two are none.
+fn shown(headers: &HeaderMap) -> Option<&str> {
+    let mut bearer = headers.get_all(header::AUTHORIZATION).iter();
+    let mut named = headers.get_all("x-api-key").iter();
+    match (bearer.next(), named.next(), bearer.next(), named.next()) {
+        (Some(value), None, None, None) => {
+            let text = value.to_str().ok()?;
+            let (scheme, secret) = text.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
+        }
+        (None, Some(value), None, None) => value.to_str().ok(),
+        _ => None,
+    }
+}

@@ -1,0 +1,139 @@
+//! The latest time that was seen. What has expired stays expired, also when the clock of the machine is set back (L-12).
+//!
+//! Time here never goes back and never stands still: it is the later of the machine's clock and of what it was before plus what
+//! has passed since, by the clock that nobody can set. It is kept in the store, so that it holds over a restart.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use node::clock;
+use tokio::sync::Notify;
+
+use super::{Error, Lasting, Store, Writer, failed, integer};
+
+/// How far the time in the store may be behind. A clock that goes back after a kill gives an expired key this much at most.
+const WRITE_EVERY_MS: u64 = 60_000;
+/// A clock that is behind by more than this is worth a warning: a correction by a time server is smaller.
+const BEHIND_MS: u64 = 60_000;
+
+/// The latest time that was seen.
+#[derive(Debug, Default)]
+pub(super) struct Latest {
+    seen: Mutex<Seen>,
+    /// What is in the store.
+    written_ms: AtomicU64,
+    due: Notify,
+}
+
+/// A time, and when it was that time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    time_ms: u64,
+    boot_ms: u64,
+}
+
+impl Latest {
+    /// The time now, where the machine's clock says this.
+    fn now_ms(&self, wall_ms: u64, boot_ms: u64) -> u64 {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let passed_ms = boot_ms.saturating_sub(seen.boot_ms);
+        *seen = Seen { time_ms: wall_ms.max(seen.time_ms.saturating_add(passed_ms)), boot_ms };
+        seen.time_ms
+    }
+
+    fn is_due(&self, now_ms: u64) -> bool {
+        now_ms > self.written_ms.load(Ordering::Acquire).saturating_add(WRITE_EVERY_MS)
+    }
+}
+
+impl Store {
+    /// The time by which things expire, where the machine's clock says this.
+    pub fn now_ms(&self, wall_ms: u64) -> u64 {
+        if api::defence::is_off("L-12") {
+            return wall_ms;
+        }
+        let now_ms = self.latest.now_ms(wall_ms, clock::boot_ms());
+        if self.latest.is_due(now_ms) {
+            self.latest.due.notify_one();
+        }
+        now_ms
+    }
+
+    /// Begins with the time that is in the store. Warns where the machine's clock is behind it.
+    pub(super) async fn read_time(&self) -> Result<(), Error> {
+        let latest: Option<i64> = sqlx::query_scalar("SELECT latest_ms FROM clock")
+            .fetch_optional(&self.writer)
+            .await
+            .map_err(failed("be opened"))?;
+        let (written_ms, wall_ms) = (latest.unwrap_or(0).unsigned_abs(), clock::wall_ms());
+        self.latest.written_ms.store(written_ms, Ordering::Release);
+        self.latest.now_ms(written_ms, clock::boot_ms());
+        if wall_ms.saturating_add(BEHIND_MS) < written_ms {
+            let behind = Duration::from_millis(written_ms - wall_ms);
+            tracing::warn!(
+                "the system clock is {behind:?} behind the latest recorded time, which determines when keys expire; set the clock, or, if \
+                 the recorded time is wrong, stop the server and delete the row of the table `clock` in bellglass.db"
+            );
+        }
+        Ok(())
+    }
+
+    /// Waits until the time should be written, but no longer than this.
+    pub async fn time_is_due(&self, within: Duration) {
+        let _ = tokio::time::timeout(within, self.latest.due.notified()).await;
+    }
+
+    /// Writes the time, where it is much later than the one that is written.
+    pub(super) async fn write_time_if_due(&self) -> Result<(), Error> {
+        const ACT: &str = "save the time";
+        if !self.latest.is_due(self.now_ms(clock::wall_ms())) {
+            return Ok(());
+        }
+        let mut connection = self.connection(Lasting::Process, ACT).await?;
+        self.write_time(&mut connection, ACT).await
+    }
+
+    pub(super) async fn write_time(&self, writer: &mut Writer, act: &'static str) -> Result<(), Error> {
+        let now_ms = self.now_ms(clock::wall_ms());
+        sqlx::query(
+            "INSERT INTO clock (id, latest_ms) VALUES (0, ?)
+             ON CONFLICT (id) DO UPDATE SET latest_ms = max(latest_ms, excluded.latest_ms)",
+        )
+        .bind(integer(now_ms))
+        .execute(&mut **writer)
+        .await
+        .map_err(failed(act))?;
+        writer.had_its_turn();
+        self.latest.written_ms.fetch_max(now_ms, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Place;
+    use super::*;
+
+    #[test]
+    fn time_neither_goes_back_nor_stands_still() {
+        let latest = Latest::default();
+        assert_eq!(latest.now_ms(1000, 50), 1000);
+        assert_eq!(latest.now_ms(900, 50), 1000, "the clock went back");
+        assert_eq!(latest.now_ms(900, 80), 1030, "and what has passed since counts");
+        assert_eq!(latest.now_ms(5000, 90), 5000, "the clock went forward");
+        assert_eq!(latest.now_ms(0, 90), 5000);
+    }
+
+    #[tokio::test]
+    async fn the_latest_time_outlives_the_server() {
+        // L-12
+        let place = Place::new().await;
+        let ahead = clock::wall_ms() + 86_400_000;
+        assert!(place.store.now_ms(ahead) >= ahead);
+        place.store.upkeep().await;
+        place.store.close().await;
+        let store = Store::open(&place.path).await.unwrap();
+        assert!(store.now_ms(clock::wall_ms()) >= ahead);
+    }
+}

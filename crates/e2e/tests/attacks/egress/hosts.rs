@@ -1,0 +1,142 @@
+//! N-30, N-34, N-38: hosts and programs that take memory, descriptors and the audit log of the server.
+
+use std::time::Duration;
+
+use api::policy::Policy;
+use e2e::world::in_a_world;
+
+use super::ground::{Running, Siege, descriptors, on_each_tier, rss_bytes};
+
+/// Requests for heads that never end.
+const HEADS: usize = 200;
+/// What such heads may cost the server: 64 KiB each would be 12 MiB.
+const HEADS_BYTES_MAX: u64 = 24 << 20;
+/// What they cost without the bound: 392 kB each are 75 MiB.
+const HEADS_BYTES_CONTROL: u64 = 48 << 20;
+/// Connections of a sandbox, and what else a server has open for it.
+const DESCRIPTORS_MAX: usize = 512 + 40;
+/// Lines of one sandbox: 200 at once, 10 in a second, and one about the others.
+const LINES_MAX: usize = 200 + 11 * 20;
+
+/// N-30.
+#[test]
+fn a_head_that_never_ends_costs_the_server_no_more_than_its_bound() {
+    in_a_world(async |world| {
+        on_each_tier(world, async |siege| {
+            let (said, grown) = heads(siege).await;
+            assert!(said.contains(&format!("refused {HEADS} waiting 0")), "{said}");
+            assert!(grown < HEADS_BYTES_MAX, "the server has {grown} bytes more");
+            siege.undefend("N-30");
+            let (said, without) = heads(siege).await;
+            assert!(said.contains(&format!("refused 0 waiting {HEADS}")), "control: {said}");
+            assert!(without > HEADS_BYTES_CONTROL, "control: the server has {without} bytes more");
+            let runtime = siege.runtime();
+            println!("attack N-30 {runtime} held: {HEADS} heads, {grown} bytes (control {without})");
+        })
+        .await;
+    });
+}
+
+/// What a payload that asks for such heads said, and by how much the server has grown meanwhile.
+async fn heads(siege: &Siege<'_>) -> (String, u64) {
+    let sandbox = siege.sandbox(Policy::of_words(&["good.example"]).unwrap()).await;
+    siege.recovers(&sandbox).await;
+    let before = rss_bytes(siege.pid());
+    let mut running = siege.begin_payload("N-30", &sandbox, &[&HEADS.to_string()]).await;
+    running.until("waiting").await;
+    let grown = rss_bytes(siege.pid()).saturating_sub(before);
+    let said = running.rest().await;
+    siege.recovers(&sandbox).await;
+    (said, grown)
+}
+
+/// N-34.
+#[test]
+fn programs_that_connect_and_leave_have_no_more_connections_than_others() {
+    in_a_world(async |world| {
+        on_each_tier(world, async |siege| {
+            let (said, most) = dials(siege).await;
+            assert!(most <= DESCRIPTORS_MAX, "{most} descriptors more: {said}");
+            assert!(most >= 300, "hosts were dialled: {most}: {said}");
+            siege.undefend("N-34");
+            let (said, without) = dials(siege).await;
+            assert!(without > DESCRIPTORS_MAX + 50, "control: {without} descriptors more: {said}");
+            println!("attack N-34 {} held: {most} descriptors at most (control {without})", siege.runtime());
+        })
+        .await;
+    });
+}
+
+/// What a payload that dials silent hosts said, and how many descriptors more the server had at most.
+async fn dials(siege: &Siege<'_>) -> (String, usize) {
+    let sandbox = siege.sandbox(Policy::of_words(&["silent.example:443", "good.example"]).unwrap()).await;
+    siege.recovers(&sandbox).await;
+    let before = descriptors(siege.pid());
+    let mut running = siege.begin_payload("N-34", &sandbox, &["12"]).await;
+    running.until("begun").await;
+    let mut most = 0;
+    let watching = async {
+        loop {
+            most = most.max(descriptors(siege.pid()).saturating_sub(before));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let said = tokio::select! {
+        said = running.rest() => said,
+        () = watching => unreachable!(),
+    };
+    (said, most)
+}
+
+/// N-38.
+#[test]
+fn a_sandbox_that_asks_without_end_does_not_fill_the_audit_log() {
+    in_a_world(async |world| {
+        on_each_tier(world, async |siege| {
+            let (asked, lines) = asks(siege).await;
+            assert!(lines.len() <= LINES_MAX, "{} lines for {asked} requests", lines.len());
+            assert_eq!(counted(&lines), asked, "nothing is lost: {:#?}", &lines[lines.len() - 5..]);
+            siege.undefend("N-38");
+            let (asked_without, without) = asks(siege).await;
+            // And some about what came too fast.
+            assert!(without.len() >= asked_without, "control: a line for each: {}", without.len());
+            assert_eq!(counted(&without), asked_without, "control: a line for each");
+            println!(
+                "attack N-38 {} held: {} lines for {asked} requests (control {})",
+                siege.runtime(),
+                lines.len(),
+                without.len()
+            );
+        })
+        .await;
+    });
+}
+
+/// How many requests a payload made, half of them for the same, and the lines about them.
+async fn asks(siege: &Siege<'_>) -> (usize, Vec<String>) {
+    let sandbox = siege.sandbox(Policy::of_words(&["good.example"]).unwrap()).await;
+    let running: Running = siege.begin_payload("N-38", &sandbox, &["2000"]).await;
+    let said = running.rest().await;
+    let word = said.split_whitespace().nth(1).unwrap_or_else(|| panic!("{said}"));
+    // What is counted is told after a second, and written after that.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    (word.parse().unwrap(), siege.decided(&sandbox))
+}
+
+/// How many requests lines tell of.
+fn counted(lines: &[String]) -> usize {
+    let number = |line: &str, after: &str| -> Option<usize> {
+        let text = line.split(after).next()?;
+        text.rsplit(' ').next()?.parse().ok()
+    };
+    let one = |line: &String| match line {
+        line if line.contains(" more times: ") => number(line, " more times: ").unwrap(),
+        line if line.starts_with("any ") && line.contains(" times: allowed") => {
+            number(line, " times: ").unwrap()
+        }
+        // What came too fast was not asked for.
+        line if line.starts_with("any any: ") => 0,
+        _ => 1,
+    };
+    lines.iter().map(one).sum()
+}

@@ -1,0 +1,109 @@
+//! S: secrets, looked for inside, and had told by the proxy.
+
+use api::policy::Policy;
+use api::secret::PutSecret;
+use e2e::world::{GOOD, World, in_a_world};
+
+use super::ground::on_each_tier;
+
+const CANARY: &str = "canary/5f0e9c2b+77d1";
+
+/// S-01, S-02: the value of a secret is not inside the sandbox, and no other host receives it.
+#[test]
+fn a_secret_is_not_inside_and_is_not_told() {
+    in_a_world(async |world| {
+        on_each_tier(world, async |siege| {
+            let secret = PutSecret { value: CANARY.into() };
+            siege.client().put_secret("API_KEY", &secret).await.unwrap();
+            let words = ["good.example", "evil.example", "93.184.216.35", "secret:API_KEY=good.example/v1"];
+            let sandbox = siege.sandbox(Policy::of_words(&words).unwrap()).await;
+            let digits: String = CANARY.bytes().map(|byte| format!("{byte:02x}")).collect();
+            for (id, least) in [("S-01", 8), ("S-02", 28)] {
+                let strayed = strayed(world);
+                siege.withstand(id, &sandbox, (&[&digits], &[&digits, "control"]), least).await;
+                // What the control has sent astray is before, what the sandbox has sent is after it.
+                let marks = self::strayed(world).len() - strayed.len();
+                println!("attack {id} {} held (control reached; {marks} requests of the control strayed)", siege.runtime());
+                assert!(marks > 0, "the control is to send it elsewhere");
+                siege.run(id, &sandbox, &[&digits]).await;
+                assert_eq!(self::strayed(world).len() - strayed.len(), marks, "{:#?}", self::strayed(world));
+            }
+            // It was not for want of use.
+            let used = "import os, urllib.request\nrequest = urllib.request.Request('https://good.example/v1/used', headers={'authorization': os.environ['API_KEY']})\nprint(urllib.request.urlopen(request).status)";
+            assert_eq!(siege.python(&sandbox, used).await, "200\n");
+            let said = world.seen()["said"].as_array().unwrap().clone();
+            let seen = said.iter().rfind(|one| one["tls"] == true).unwrap();
+            assert_eq!((&seen["headers"]["authorization"], &seen["path"]), (&CANARY.into(), &"/v1/used".into()));
+            siege.recovers(&sandbox).await;
+        })
+        .await;
+    });
+}
+
+/// N-32.
+#[test]
+fn an_answer_that_is_compressed_on_its_way_only_does_not_bring_a_secret_in() {
+    in_a_world(async |world| {
+        on_each_tier(world, async |siege| {
+            let secret = PutSecret { value: CANARY.into() };
+            siege.client().put_secret("API_KEY", &secret).await.unwrap();
+            let policy = Policy::of_words(&["good.example", "secret:API_KEY=good.example"]).unwrap();
+            let sandbox = siege.sandbox(policy.clone()).await;
+            let digits: String = CANARY.bytes().map(|byte| format!("{byte:02x}")).collect();
+            let said = siege.run("N-32", &sandbox, &[&digits]).await;
+            let through = said.lines().filter(|line| line.ends_with(" ok")).count();
+            assert_eq!((through, said.lines().count()), (0, 8), "{said}");
+            siege.told(&sandbox, "sent an encoded response").await;
+            siege.recovers(&sandbox).await;
+            // Control: without the defence the value is read inside.
+            siege.undefend("N-32");
+            let said = siege.run("N-32", &siege.sandbox(policy).await, &[&digits]).await;
+            let through = said.lines().filter(|line| line.ends_with(" ok")).count();
+            assert!(through >= 3, "{said}");
+            println!("attack N-32 {} held: 8 codings (control reached: {through})", siege.runtime());
+        })
+        .await;
+    });
+}
+
+/// N-37: masking shows whether a guess is right, which is accepted and documented; whoever sets such a value is warned.
+#[test]
+fn whoever_sets_a_secret_that_can_be_guessed_is_warned() {
+    in_a_world(async |world| {
+        on_each_tier(world, async |siege| {
+            let set = |value: &str| siege.set_secret(&[], "API_KEY", value);
+            let warned = set("48201937");
+            assert!(warned.contains("is easy to guess (it has only digits)"), "{warned}");
+            let policy = Policy::of_words(&["good.example", "secret:API_KEY=good.example"]).unwrap();
+            let sandbox = siege.sandbox(policy).await;
+            // The attack itself works, and so the warning is about something.
+            let said = siege.run("N-37", &sandbox, &["48190000", "20000"]).await;
+            assert!(said.contains("found 48201937"), "{said}");
+            let warned = set(CANARY);
+            assert!(!warned.contains("warning"), "{warned}");
+            let said = siege.run("N-37", &sandbox, &["48190000", "20000"]).await;
+            assert!(said.contains("found nothing"), "{said}");
+            // Control: without the defence nothing is said.
+            let off = [(api::defence::VARIABLE, "N-37")];
+            let silent = siege.set_secret(&off, "API_KEY", "48201937");
+            assert!(!silent.contains("warning"), "{silent}");
+            println!("attack N-37 {} warned of (control silent)", siege.runtime());
+        })
+        .await;
+    });
+}
+
+/// Requests that had the value and were not for the place to which it is bound, or had it at another place of theirs.
+fn strayed(world: &World) -> Vec<serde_json::Value> {
+    let mut said = world.seen()["said"].as_array().unwrap().clone();
+    said.retain(|one| {
+        let headers = one["headers"].as_object().unwrap();
+        let has = |text: &serde_json::Value| text.to_string().contains(CANARY);
+        let elsewhere = headers.iter().any(|(name, value)| name != "authorization" && has(value));
+        let bound =
+            one["here"] == GOOD && one["tls"] == true && one["path"].as_str().unwrap().starts_with("/v1/");
+        let stepped = one["path"].to_string().contains("..") || one["path"].to_string().contains('%');
+        (has(one) && (!bound || stepped)) || elsewhere || has(&one["body"])
+    });
+    said
+}

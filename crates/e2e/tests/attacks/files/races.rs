@@ -1,0 +1,198 @@
+//! P-05, P-09, P-17, U-08: what changes while it is looked at.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::ErrorCode;
+use api::layer::Compression;
+
+use super::ground::{code, each, path, timed};
+
+/// A directory and a link to somewhere else trade places, as fast as they can, for so many seconds.
+const TRADES: &str = r#"
+import ctypes, os, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+end = time.monotonic() + float(sys.argv[1])
+count = 0
+def trade(number):
+    global count
+    base = b"/workspace/race/%d" % number
+    os.makedirs(base + b"/dir/inner", exist_ok=True)
+    open(base + b"/dir/inner/own", "w").write("own")
+    os.symlink("/etc", base + b"/link")
+    while time.monotonic() < end:
+        libc.renameat2(-100, base + b"/dir", -100, base + b"/link", 2)
+        count += 1
+threads = [threading.Thread(target=trade, args=(n,)) for n in range(4)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(count)
+"#;
+
+/// P-05.
+#[test]
+fn a_walk_never_leaves_its_tree_whatever_trades_places_under_it() {
+    each(async |ground| {
+        ground.files.write(&path("trade.py"), TRADES.into(), None).await.unwrap();
+        ground.begin("python3 trade.py 6 > trades").await;
+        let (mut walks, begun) = (0, Instant::now());
+        while begun.elapsed() < Duration::from_secs(5) {
+            let race = path("/workspace/race");
+            for info in ground.files.list(&race, 9).await.unwrap_or_default() {
+                assert!(info.path.starts_with("/workspace/race/"), "{info:?}");
+                assert!(
+                    !info.path.ends_with("passwd") && !info.path.ends_with("hostname"),
+                    "it left: {info:?}"
+                );
+            }
+            if let Ok(mut archive) = ground.files.pack(&race, Compression::None).await {
+                let mut bytes = Vec::new();
+                while let Ok(Some(piece)) = archive.next().await {
+                    bytes.extend_from_slice(&piece);
+                }
+                assert!(!bytes.windows(9).any(|window| window == b"root:x:0:"), "it left");
+            }
+            let copy = path(format!("/workspace/copy{walks}"));
+            let _ = ground.files.copy(&race, &copy, false).await;
+            let _ = ground.files.remove(&copy, true).await;
+            walks += 1;
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let trades: u64 = ground.run("cat trades").await.parse().unwrap();
+        // Control: by paths, some of the looks see what the link leads to.
+        assert_eq!(
+            ground
+                .run("ls /workspace/race/0/link/passwd /workspace/race/0/dir/passwd 2>/dev/null | wc -l")
+                .await,
+            "1"
+        );
+        assert!(trades > 1000, "{trades}");
+        ground.files.remove(&path("/workspace/race"), true).await.unwrap();
+        assert_ne!(ground.run("wc -l < /etc/passwd").await, "0");
+        ground.held("P-05", &format!("{walks} walks under {trades} trades"));
+    });
+}
+
+/// P-09: reading a file while it changes returns one consistent version or an error.
+#[test]
+fn a_file_that_changes_while_it_is_read_is_never_taken_for_whole() {
+    each(async |ground| {
+        // It grows: what it had is read, and no more.
+        ground.run("head -c 8000000 /dev/zero > grows").await;
+        ground.begin("while [ ! -e stop ]; do echo more >> grows; done").await;
+        let bytes = ground.files.read(&path("grows"), 1 << 30).await;
+        // Each look finds another version, so it is read anew a few times and then given up, or it was read in one go.
+        if let Ok(bytes) = &bytes {
+            assert!(bytes.len() >= 8_000_000);
+        }
+        ground.run("touch stop").await;
+        // It becomes shorter, again and again: never is a mixture taken for the file.
+        ground
+            .begin("while [ ! -e end ]; do head -c 3000000 /dev/zero | tr '\\0' a > cut; head -c 3000000 /dev/zero | tr '\\0' b > cut; done")
+            .await;
+        let (mut whole, mut told) = (0, 0);
+        for _ in 0..20 {
+            match ground.files.read(&path("cut"), 1 << 30).await {
+                Ok(bytes) if bytes.is_empty() || bytes.iter().all(|byte| *byte == bytes[0]) => whole += 1,
+                Ok(bytes) => panic!("a mixture of {} bytes", bytes.len()),
+                Err(_) => told += 1,
+            }
+        }
+        ground.run("touch end").await;
+        // Replaced under a reader: the one that was opened is read to its end, or the change is told.
+        ground.held("P-09", &format!("of 20 reads {whole} were one version, {told} said that it changed"));
+    });
+}
+
+/// U-08.
+#[test]
+fn two_who_write_one_file_leave_one_of_the_two() {
+    each(async |ground| {
+        let files = Arc::new(ground.client.files(&ground.sandbox));
+        let (one, other) = (vec![b'1'; 2_000_000], vec![b'2'; 2_000_000]);
+        for _ in 0..10 {
+            let place = path("both");
+            let (first, second) = tokio::join!(
+                files.write(&place, one.clone().into(), None),
+                files.write(&place, other.clone().into(), None)
+            );
+            assert!(first.is_ok() && second.is_ok(), "{first:?} {second:?}");
+            let bytes = files.read(&place, 1 << 30).await.unwrap();
+            assert!(bytes == one || bytes == other, "a mixture of {} bytes", bytes.len());
+        }
+        assert_eq!(ground.run("ls -A /workspace").await, "both", "nothing is left beside it");
+        // A length that lies, and a body that breaks off: nothing is shown.
+        let address = ground.service.url().split_once("://").unwrap().1.to_owned();
+        for (length, sent) in [(1000, 10), (5, 0)] {
+            use std::io::{Read as _, Write as _};
+            let mut stream = std::net::TcpStream::connect(&address).unwrap();
+            let head = format!(
+                "PUT /v1/sandboxes/{}/files/content?path=lied HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-length: {length}\r\n\r\n",
+                ground.sandbox, ground.service.key
+            );
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(&vec![b'x'; sent]).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let _ = stream.read(&mut [0; 1000]);
+        }
+        assert_eq!(code(ground.files.stat(&path("lied")).await), ErrorCode::NotFound);
+        // A wrong offset is told, and changes nothing.
+        let wire = ground.service.wire();
+        let target = format!("/v1/sandboxes/{}/files/content?path=both&offset=99999999", ground.sandbox);
+        assert_eq!(wire.ask("PUT", &target, None).await.status, 409);
+        assert_eq!(ground.files.stat(&path("both")).await.unwrap().size_bytes, 2_000_000);
+        // Control: two who write in place leave a mixture, or the length of the longer.
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("both");
+        std::fs::write(&place, "1111").unwrap();
+        std::os::unix::fs::FileExt::write_all_at(
+            &std::fs::File::options().write(true).open(&place).unwrap(),
+            b"22",
+            0,
+        )
+        .unwrap();
+        assert_eq!(std::fs::read(&place).unwrap(), b"2211");
+        ground.held("U-08", "20 writes of one name, 2 lies, 1 wrong offset");
+    });
+}
+
+/// P-17.
+#[test]
+fn a_sandbox_that_is_stopped_ends_every_transfer_with_a_word() {
+    each(async |ground| {
+        let sandbox = ground.client.create(&ground.request).await.unwrap().id;
+        let files = ground.client.files(&sandbox);
+        files.write(&path("large"), vec![0; 50_000_000].into(), None).await.unwrap();
+        let mut transfers = tokio::task::JoinSet::new();
+        for number in 0..100 {
+            let files = files.clone();
+            transfers.spawn(async move {
+                if number % 2 == 0 {
+                    files.read(&path("large"), 1 << 30).await.map(drop)
+                } else {
+                    files.write(&path(format!("up{number}")), vec![7; 5_000_000].into(), None).await.map(drop)
+                }
+            });
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let (stopped, took) = timed(ground.client.stop(&sandbox)).await;
+        stopped.unwrap();
+        let (mut done, mut refused) = (0, 0);
+        while let Some(ended) =
+            tokio::time::timeout(Duration::from_secs(60), transfers.join_next()).await.unwrap()
+        {
+            match ended.unwrap() {
+                Ok(()) => done += 1,
+                Err(client::Error::Refused(error)) => {
+                    assert!(!error.fix.is_empty());
+                    refused += 1;
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(done + refused, 100);
+        ground.held(
+            "P-17",
+            &format!("stopped in {took:?} under 100 transfers: {done} were done, {refused} told why not"),
+        );
+    });
+}

@@ -1,0 +1,144 @@
+//! P-11, P-12, P-16: too many, too deep, too large, too often.
+
+use std::time::{Duration, Instant};
+
+use api::ErrorCode;
+use api::files::Change;
+use api::layer::Compression;
+use api::limits::Limits;
+use api::sandbox::CreateSandbox;
+use e2e::service::small;
+
+use super::ground::{code, each_with, path, timed};
+
+/// What any of it may cost the server.
+const MEMORY_BYTES: u64 = 64 << 20;
+
+/// Sandboxes with room for many files.
+fn roomy() -> CreateSandbox {
+    let limits = Limits {
+        disk_bytes: 2 << 30,
+        disk_inodes: 300_000,
+        memory_bytes: 512 << 20,
+        ..e2e::service::small_limits()
+    };
+    CreateSandbox { limits: limits.into(), ..small() }
+}
+
+/// P-11.
+#[test]
+fn a_crowded_directory_is_listed_in_pages_and_a_deep_tree_ends_somewhere() {
+    each_with(&roomy(), async |ground| {
+        ground
+            .run(
+                "mkdir many && cd many && seq 1 50000 | xargs touch && cd .. && python3 -c \"\nimport os\nfor _ in range(2000):\n    \
+                 os.mkdir('d'); os.chdir('d')\n\"",
+            )
+            .await;
+        let before = ground.memory_bytes();
+        let (page, took) = timed(ground.files.page(&path("many"), 1, None)).await;
+        let page = page.unwrap();
+        assert!(page.items.len() <= 1000 && page.next.is_some());
+        let (listed, whole) = timed(ground.files.list(&path("many"), 1)).await;
+        assert_eq!(listed.unwrap().len(), 50_000);
+        let (deep, _) = timed(ground.files.list(&path("d"), 256)).await;
+        assert_eq!(deep.unwrap().len(), 256);
+        assert_eq!(code(ground.files.list(&path("d"), 257).await), ErrorCode::LimitExceeded);
+        assert_eq!(code(ground.files.remove(&path("d"), true).await), ErrorCode::LimitExceeded);
+        let grown = ground.memory_bytes().saturating_sub(before);
+        assert!(grown < MEMORY_BYTES, "{grown}");
+        // Control: who walks without a bound goes all the way down.
+        assert_eq!(ground.run("find d -type d 2>/dev/null | wc -l").await, "2000");
+        ground.run("rm -rf d many").await;
+        ground.held(
+            "P-11",
+            &format!("a page of 50,000 in {took:?}, all in {whole:?}, {} MiB more", grown >> 20),
+        );
+    });
+}
+
+/// P-12.
+#[test]
+fn a_file_of_holes_is_streamed_within_bounds_and_let_go_at_once() {
+    each_with(&roomy(), async |ground| {
+        ground.run("truncate -s 1T holes && truncate -s 1G some && du -k holes | cut -f1").await;
+        let before = ground.memory_bytes();
+        assert_eq!(
+            code(ground.files.read(&path("holes"), u64::MAX).await),
+            ErrorCode::LimitExceeded,
+            "more than any disk has"
+        );
+        assert_eq!(code(ground.files.hash(&path("holes")).await), ErrorCode::LimitExceeded);
+        // A reader that goes away frees what served it.
+        let mut reader = ground.files.reader(&path("some")).await.unwrap();
+        assert!(reader.next().await.unwrap().is_some());
+        drop(reader);
+        let begun = Instant::now();
+        while ground
+            .run("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'guest file[s]' || true")
+            .await
+            != "0"
+        {
+            assert!(begun.elapsed() < Duration::from_secs(10), "it goes on");
+        }
+        let gone = begun.elapsed();
+        ground.run("mkdir tiny && cd tiny && seq 1 20000 | xargs touch").await;
+        let mut archive = ground.files.pack(&path("tiny"), Compression::Gzip).await.unwrap();
+        let mut bytes = 0;
+        while let Some(piece) = archive.next().await.unwrap() {
+            bytes += piece.len();
+        }
+        assert_eq!(archive.report().unwrap().entries, 20_000);
+        let grown = ground.memory_bytes().saturating_sub(before);
+        assert!(grown < MEMORY_BYTES, "{grown}");
+        // Control: the holes count as bytes for whoever reads them all.
+        assert_eq!(ground.run("head -c 100000000 holes | wc -c").await, "100000000");
+        ground.run("rm -rf holes some tiny").await;
+        ground.held(
+            "P-12",
+            &format!("gone after {gone:?}; 20,000 files in {bytes} bytes; {} MiB more", grown >> 20),
+        );
+    });
+}
+
+/// P-16: 100,000 events as fast as they come.
+#[test]
+fn a_storm_of_events_is_bounded_and_says_what_was_missed() {
+    each_with(&roomy(), async |ground| {
+        let mut watching = ground.files.watch(&path("/workspace"), true);
+        watching.begin().await.unwrap();
+        let before = ground.memory_bytes();
+        ground
+            .begin(
+                "mkdir storm && cd storm && python3 -c \"\nimport os\nfor n in range(50000):\n    p = f'{n:060}'\n    \
+                 os.close(os.open(p, os.O_CREAT))\n    os.unlink(p)\n\"; touch /workspace/over",
+            )
+            .await;
+        // Nobody reads for a while: that is when there is too much.
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let (mut events, mut overflows, mut over) = (0u64, 0u64, false);
+        let begun = Instant::now();
+        while !over || overflows == 0 {
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "{events} events, {overflows} overflows, over: {over}"
+            );
+            let told = match tokio::time::timeout(Duration::from_secs(15), watching.next()).await {
+                Ok(told) => told.unwrap(),
+                // The last events were among those that were missed, which was told.
+                Err(_) if overflows > 0 => break,
+                Err(_) => panic!("{events} events and silence"),
+            };
+            events += 1;
+            overflows += u64::from(told.event == Change::Overflow);
+            over |= told.path.as_deref() == Some("/workspace/over");
+        }
+        let grown = ground.memory_bytes().saturating_sub(before);
+        assert!(grown < MEMORY_BYTES, "{grown}");
+        assert!(events < 100_000 && overflows > 0, "{events} events, {overflows} overflows");
+        ground.held(
+            "P-16",
+            &format!("{events} events told of 100,000, {overflows} times that some were missed"),
+        );
+    });
+}

@@ -1,0 +1,94 @@
+//! U-20, U-21: a step whose layer is larger than what it wrote, and one that writes lines of the build.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::process::Command;
+
+use e2e::service::{binary, lend_template};
+
+use super::{Place, said};
+
+const PAYLOAD: &str = include_str!("../../../../../attacks/U-21/attack.sh");
+/// The length of a file that is all hole.
+const SPARSE_BYTES: u64 = 1 << 30;
+/// What its layer may take.
+const LAYER_BYTES_MAX: u64 = 1 << 20;
+/// Lines of a build with one step that is not refused anything.
+const OWN_LINES: usize = 2;
+
+/// Builds a step on the template `base`, with these variables, and gives what was said.
+fn build(place: &Place, name: &str, step: &str, variables: &[(&str, &str)]) -> std::process::Output {
+    let recipe = place.home.path().join(format!("{name}.toml"));
+    fs::write(&recipe, format!("from = \"base\"\nsteps = [{{ run = '''\n{step}''' }}]\n")).unwrap();
+    let data = place.data();
+    let mut command = Command::new(binary());
+    command.arg("--data").arg(&data).args(["template", "build", recipe.to_str().unwrap()]);
+    command.envs(variables.iter().copied()).env_remove("BELLGLASS_SERVER").output().unwrap()
+}
+
+fn log(place: &Place, name: &str) -> String {
+    let mut command = Command::new(binary());
+    let output = command.arg("--data").arg(place.data()).args(["template", "log", name]).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn is_wanted() -> bool {
+    std::env::var_os("BELLGLASS_REAL").is_some() && e2e::lab::wanted("runc")
+}
+
+fn place() -> Place {
+    let place = Place::new();
+    lend_template(&place.data(), "base", 'b');
+    place
+}
+
+/// U-21.
+#[test]
+fn no_program_of_a_step_writes_a_line_of_the_build() {
+    if !is_wanted() {
+        eprintln!("skipped: needs root and runc; run it with `just real`");
+        return;
+    }
+    let place = place();
+    let built = build(&place, "forger", PAYLOAD, &[]);
+    assert!(built.status.success(), "{}", said(&built));
+    let held = log(&place, "forger");
+    let lines: Vec<&str> = held.lines().filter(|line| line.starts_with('#')).collect();
+    assert_eq!(lines.len(), OWN_LINES, "{held}");
+    assert!(lines[1].starts_with("# step 1 of 1: run "), "{held}");
+    assert!(held.contains("\n  # step 2 of 3: pip install trusted\n"), "what it printed is there: {held}");
+    // Control: without the defence they stand there as the build's own.
+    let off = [(api::defence::VARIABLE, "U-21")];
+    let built = build(&place, "forged", &format!("{PAYLOAD}\n"), &off);
+    assert!(built.status.success(), "{}", said(&built));
+    let forged = log(&place, "forged");
+    assert!(forged.lines().any(|line| line == "# step 2 of 3: pip install trusted"), "control: {forged}");
+    println!("attack U-21 runc held (control forged {} lines)", forged.matches("\n#").count());
+}
+
+/// U-20.
+#[test]
+fn a_file_with_holes_stays_one_in_a_layer() {
+    if !is_wanted() {
+        eprintln!("skipped: needs root and runc; run it with `just real`");
+        return;
+    }
+    let place = place();
+    let step =
+        format!("truncate -s {SPARSE_BYTES} /srv/sparse; printf end >> /srv/sparse; printf x > /srv/small\n");
+    let built = build(&place, "sparse", &step, &[]);
+    assert!(built.status.success(), "{}", said(&built));
+    let tree = place.top_layer("sparse");
+    let (file, small) = (tree.join("srv/sparse"), tree.join("srv/small"));
+    let status = fs::metadata(&file).unwrap();
+    assert_eq!(status.len(), SPARSE_BYTES + 3);
+    let taken = status.blocks() * 512;
+    assert!(taken < LAYER_BYTES_MAX, "{taken} bytes of the disk");
+    assert_eq!(fs::read(small).unwrap(), b"x");
+    // Control, on a copy: written as its archive has it, it takes what it says.
+    let copy = place.home.path().join("copy");
+    let copied = Command::new("cp").arg("--sparse=never").args([&file, &copy]).status().unwrap();
+    assert!(copied.success() && fs::metadata(&copy).unwrap().blocks() * 512 >= SPARSE_BYTES);
+    println!("attack U-20 runc held: {taken} bytes for a file of {SPARSE_BYTES} (control {SPARSE_BYTES})");
+}

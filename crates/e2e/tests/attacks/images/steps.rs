@@ -1,0 +1,102 @@
+//! U-12: a step that wants more than its own layer.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use e2e::lab::{collect, exec, on, text};
+use e2e::service::lend_template;
+use node::Sandbox;
+use node::template::recipe::Recipe;
+use node::template::{Builder, Order, Store, Template};
+use runtime::Spec;
+
+const PAYLOAD: &str = include_str!("../../../../../attacks/U-12/attack.sh");
+
+/// Everything that can be seen of some places of the layer below.
+fn look(tree: &Path) -> Vec<String> {
+    let mut seen = Vec::new();
+    for directory in [".", "etc", "bin", "usr/bin", "srv", "root"] {
+        for entry in fs::read_dir(tree.join(directory)).into_iter().flatten().flatten() {
+            let status = entry.path().symlink_metadata().unwrap();
+            seen.push(format!(
+                "{:?} {:o} {} {} {}",
+                entry.path(),
+                status.mode(),
+                status.uid(),
+                status.size(),
+                status.ctime_nsec()
+            ));
+        }
+    }
+    seen.sort();
+    seen
+}
+
+/// U-12.
+#[test]
+fn a_step_changes_its_own_layer_and_nothing_else() {
+    on(&["runc"], async |lab| {
+        lend_template(lab.data(), "base", 'b');
+        let builder = Builder::new(&lab.machine, Arc::clone(&lab.runtime));
+        let build = async |name: &str, text: &str| {
+            let recipe = Recipe::parse(text).unwrap();
+            let order = Order::new(name, &recipe, Path::new("."));
+            builder.build(&order, &|_| {}).await
+        };
+        let said = async |template: &Template, script: &str| {
+            let spec =
+                Spec { layers: template.layer_directories(lab.data()), ..lab.spec(Default::default()) };
+            let sandbox = Sandbox::start(Arc::clone(&lab.runtime), lab.id(), &spec).await.unwrap();
+            let said = text(&collect(&sandbox, &template.apply(exec(&["/bin/sh", "-c", script]))).await);
+            sandbox.stop(std::time::Duration::ZERO).await.unwrap();
+            said
+        };
+        let before = look(&e2e::layer::base());
+        let step = format!("from = \"base\"\nsteps = [{{ run = '''\n{PAYLOAD}''' }}]");
+        let evil = build("evil", &step).await.unwrap();
+        let log = String::from_utf8(Store::new(lab.data()).build_log("evil").unwrap()).unwrap();
+        assert!(log.matches("held ").count() >= 15, "{log}");
+        assert!(!log.contains("THROUGH"), "{log}");
+        println!("attack U-12 runc held {} tries", log.matches("held ").count());
+        assert_eq!(look(&e2e::layer::base()), before, "the layer below is as it was");
+
+        // Its own template has its lawful changes, and is sealed like any other: its posture is checked at the start.
+        let script = "cat /srv/lawful; cat /etc/debian_version > /dev/null || echo hidden; id -un; stat -c %a /srv/root-shell; test -d /workspace && test -w /workspace && echo own; wc -c < /etc/resolv.conf; ls -A /srv | tr '\\n' ' '; ls -A /srv/hidden | wc -l";
+        let seen = said(&evil, script).await;
+        assert!(seen.starts_with("lawful\nsandbox\n755\nown\n0\n"), "{seen}");
+        assert!(!seen.contains(".wh."), "{seen}");
+        // What it left running wrote no more than what was packed.
+        let later =
+            said(&evil, "wc -c < /srv/later 2>/dev/null; sleep 0.2; wc -c < /srv/later 2>/dev/null").await;
+        let sizes: Vec<&str> = later.lines().collect();
+        assert!(sizes.is_empty() || sizes[0] == sizes[1], "{later}");
+
+        // Another recipe on the same ground, and the same step on another ground, have nothing of it.
+        let other = build(
+            "other",
+            "from = \"base\"\nsteps = [{ run = \"test ! -e /srv/lawful && echo fine > /srv/fine\" }]",
+        )
+        .await
+        .unwrap();
+        assert_eq!(said(&other, "cat /srv/fine; ls /srv").await, "fine\nfine\n");
+        let moved = build("moved", &step.replace("\"base\"", "\"other\"")).await.unwrap();
+        assert!(moved.layers.last() != evil.layers.last() && moved.layers.len() == 3);
+
+        // Exhaustion ends with the step.
+        for (name, script) in
+            [("bomb", "b() { b | b & }; b; sleep 3; exit 1"), ("disk", "cat /dev/zero > /srv/full; exit 1")]
+        {
+            let failed = build(name, &format!("from = \"base\"\nsteps = [{{ run = '{script}' }}]"))
+                .await
+                .unwrap_err()
+                .to_api();
+            assert!(failed.message.starts_with("step 1 of 1 (run "), "{failed:?}");
+            println!("attack U-12 {name} ended with its step");
+        }
+        let again =
+            build("again", "from = \"base\"\nsteps = [{ run = \"echo fine > /srv/fine\" }]").await.unwrap();
+        assert_eq!(said(&again, "cat /srv/fine").await, "fine\n");
+    });
+}

@@ -1,0 +1,265 @@
+//! Images that engines are given, and what engines put into a sandbox. As people meet them: by the command line, without root.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use e2e::lab::{sh, text, wanted};
+use node::template::Store;
+use runtime::engine::Kind;
+use tempfile::TempDir;
+
+use super::field::{home, withstand};
+
+/// Nobody on this machine.
+const USER: u32 = 64_997;
+
+/// Somebody who may use an engine, and is not root.
+struct Person {
+    home: TempDir,
+    kind: Kind,
+    /// What is not defended against.
+    without: &'static str,
+}
+
+impl Person {
+    fn new(kind: Kind, without: &'static str) -> Self {
+        let home = tempfile::Builder::new().prefix("bellglass-person").tempdir().unwrap();
+        std::os::unix::fs::chown(home.path(), Some(USER), Some(USER)).unwrap();
+        Self { home, kind, without }
+    }
+
+    fn bellglass(&self, words: &[&str]) -> (i32, String) {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", &USER.to_string(), "--regid", &USER.to_string(), "--clear-groups"]);
+        command.arg(e2e::service::binary()).env_clear().env("PATH", "/usr/bin:/bin");
+        command.env("HOME", self.home.path()).env(variable(self.kind), address(self.kind));
+        command.env(api::defence::VARIABLE, self.without);
+        command.args(["--backends", self.kind.name()]).args(words).stdin(Stdio::null());
+        let Output { status, stdout, stderr } = command.output().unwrap();
+        let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        (status.code().unwrap_or(-1), text)
+    }
+
+    fn well(&self, words: &[&str]) -> String {
+        let (code, text) = self.bellglass(words);
+        assert_eq!(code, 0, "{words:?}: {text}");
+        text
+    }
+
+    /// The name by which the engine knows a template.
+    fn image(&self, template: &str) -> String {
+        let data = self.home.path().join(".local/share/bellglass");
+        Store::new(&data).load(template).unwrap().image()
+    }
+
+    /// What a sandbox of a template has that only the attacker's image has.
+    fn owned(&self, template: &str) -> bool {
+        let (_, said) =
+            self.bellglass(&["run", "--template", template, "--", "sh", "-c", "echo ran; cat /etc/owned"]);
+        assert!(said.contains("ran\n"), "{said}");
+        said.contains("\nowned\n")
+    }
+
+    /// An archive by the payload of I-10.
+    fn archive(&self, form: &str, names: &[&str]) -> PathBuf {
+        let (source, target) = (base(self.home.path()), self.home.path().join(format!("{form}.tar")));
+        let mut command = Command::new("python3");
+        command.arg(home().join("I-10/attack.py")).arg(source).arg(&target).arg(form).args(names);
+        assert!(command.status().unwrap().success());
+        target
+    }
+}
+
+/// The template `base`, as a file.
+fn base(home: &Path) -> PathBuf {
+    let file = home.join("base.tar");
+    if !file.exists() {
+        e2e::layer::export("base", &file);
+        std::os::unix::fs::chown(&file, Some(USER), Some(USER)).unwrap();
+    }
+    file
+}
+
+/// What names the place of an engine.
+fn variable(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Docker => "DOCKER_HOST",
+        Kind::Podman => "CONTAINER_HOST",
+    }
+}
+
+/// Where an engine of the test listens. Whoever is on this machine may use it.
+fn address(kind: Kind) -> String {
+    let address = std::env::var(variable(kind)).unwrap();
+    let socket = address.trim_start_matches("unix://");
+    std::fs::set_permissions(socket, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+    address
+}
+
+/// What an engine answers.
+fn ask(kind: Kind, path: &str) -> serde_json::Value {
+    let address = address(kind);
+    let socket = address.trim_start_matches("unix://");
+    let url = format!("http://engine{path}");
+    let said =
+        Command::new("curl").args(["--silent", "--globoff", "--unix-socket", socket, &url]).output().unwrap();
+    serde_json::from_slice(&said.stdout).unwrap_or_default()
+}
+
+fn id_of(kind: Kind, name: &str) -> String {
+    ask(kind, &format!("/images/{name}/json"))["Id"].as_str().unwrap_or_default().to_owned()
+}
+
+/// The engines that are to be tried.
+fn engines() -> Vec<Kind> {
+    if std::env::var_os("BELLGLASS_REAL").is_none() {
+        return Vec::new();
+    }
+    Kind::ALL.into_iter().filter(|kind| wanted(kind.name())).collect()
+}
+
+/// I-10: IH1, by both ways to claim a name.
+#[test]
+fn no_archive_takes_over_the_image_of_a_template() {
+    for kind in engines() {
+        // Docker obeys keys, and Podman both: there the import by keys fails after the names are taken.
+        let reaches = if kind == Kind::Docker { "keys" } else { "annotation" };
+        let control = Person::new(kind, "I-10");
+        control.well(&["template", "import", "--name", "good", base(control.home.path()).to_str().unwrap()]);
+        assert!(!control.owned("good"));
+        let names = [control.image("good"), "localhost/bellglass/good:latest".to_owned()];
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        // Podman takes one name of a layout, and the one that sandboxes started by is enough.
+        let archive = control.archive(reaches, if kind == Kind::Docker { &names[..] } else { &names[..1] });
+        control.well(&["template", "import", "--name", "stranger", archive.to_str().unwrap()]);
+        assert!(control.owned("good"), "control: {reaches} took nothing over on {}", kind.name());
+
+        let person = Person::new(kind, "");
+        person.well(&["template", "import", "--name", "good", base(person.home.path()).to_str().unwrap()]);
+        assert!(!person.owned("good"), "names that were taken before mean nothing");
+        let before: Vec<String> = names.iter().map(|name| id_of(kind, name)).collect();
+        let keys = person.archive("keys", &names);
+        let (code, said) =
+            person.bellglass(&["template", "import", "--name", "by-keys", keys.to_str().unwrap()]);
+        assert!(code == 125 && said.contains("repoTags"), "{code} {said}");
+        let annotation = person.archive("annotation", &names);
+        person.well(&["template", "import", "--name", "by-annotation", annotation.to_str().unwrap()]);
+        let after: Vec<String> = names.iter().map(|name| id_of(kind, name)).collect();
+        assert_eq!(before, after, "a name of ours means another image");
+        assert!(!person.owned("good"));
+        assert!(person.owned("by-annotation"), "the archive itself is a template like others");
+        // A tag that is moved behind our back changes nothing either.
+        let moved = format!(
+            "/images/{}/tag?repo=localhost/bellglass/template&tag={}",
+            id_of(kind, "localhost/bellglass/by-annotation:latest"),
+            names[0].rsplit_once(':').unwrap().1
+        );
+        let socket = address(kind);
+        let post = ["--silent", "-X", "POST", "--unix-socket", socket.trim_start_matches("unix://")];
+        assert!(
+            Command::new("curl").args(post).arg(format!("http://engine{moved}")).status().unwrap().success()
+        );
+        assert_ne!(id_of(kind, names[0]), before[0], "control: the tag was moved");
+        assert!(!person.owned("good"), "started by a tag");
+        println!("attack I-10 {} held (control reached)", kind.name());
+        for template in ["good", "by-annotation"] {
+            person.well(&["template", "remove", template]);
+        }
+        for template in ["good", "stranger"] {
+            control.bellglass(&["template", "remove", template]);
+        }
+    }
+}
+
+/// I-13: IL6, IL7 and IL8.
+#[test]
+fn an_image_moves_no_mount_and_leaves_nothing_behind() {
+    for kind in engines() {
+        let (control, person) = (Person::new(kind, "I-13"), Person::new(kind, ""));
+        for one in [&control, &person] {
+            let archive = one.archive("links", &[]);
+            one.well(&["template", "import", "--name", "links", archive.to_str().unwrap()]);
+        }
+        let words = [
+            "run",
+            "--template",
+            "links",
+            "--",
+            "sh",
+            "-c",
+            "readlink /workspace; touch /etc/mine && echo wrote",
+        ];
+        let (_, said) = control.bellglass(&words);
+        // Podman needs directories of its own there, which take the place of the link when the image is sealed.
+        let reached = if kind == Kind::Docker { "/etc\nwrote" } else { "Read-only file system" };
+        assert!(said.contains(reached), "control: {said}");
+        let (code, said) = person.bellglass(&words);
+        assert!(code == 125 && said.contains("/workspace is not a directory"), "{code} {said}");
+        person.well(&["template", "import", "--name", "plain", base(person.home.path()).to_str().unwrap()]);
+        person.well(&["run", "--template", "plain", "--", "true"]);
+        let of_plain = id_of(kind, &person.image("plain"));
+        let sealed = sealed(kind, &person);
+        assert_eq!(sealed.len(), 1, "one image was sealed");
+        for id in &sealed {
+            let labels = ask(kind, &format!("/images/{id}/json"))["Config"]["Labels"].to_string();
+            assert!(
+                !labels.contains("dev.bellglass.sealing") && !labels.contains("dev.bellglass.owner"),
+                "{labels}"
+            );
+        }
+        person.well(&["template", "remove", "plain"]);
+        assert_eq!(id_of(kind, "localhost/bellglass/plain:latest"), "", "its tag is there: {of_plain}");
+        for id in sealed {
+            assert_eq!(id_of(kind, &id), "", "a sealed image is there");
+        }
+        person.well(&["template", "remove", "links"]);
+        control.well(&["template", "remove", "links"]);
+        println!("attack I-13 {} held (control reached)", kind.name());
+    }
+}
+
+/// The ids of what a person has sealed.
+fn sealed(kind: Kind, person: &Person) -> Vec<String> {
+    let notes = person.home.path().join(format!(".local/share/bellglass/engine/{}-sealed", kind.name()));
+    let entries = std::fs::read_dir(notes).unwrap().flatten();
+    entries.map(|entry| std::fs::read_to_string(entry.path()).unwrap()).collect()
+}
+
+/// I-14: IL1.
+#[test]
+fn no_name_of_the_machine_is_in_a_sandbox_of_an_engine() {
+    withstand("I-14", &["docker", "podman"], async |field| {
+        if field.lab.runtime.name() == "podman" {
+            // Control: Podman's own file names the machine. Docker writes one without it.
+            let undefended = {
+                let _undefended = api::defence::turn_off("I-14");
+                field.sandbox().await
+            };
+            let hosts = text(&sh(&undefended, "cat /etc/hosts").await);
+            assert!(hosts.contains("containers.internal"), "control: {hosts}");
+            undefended.stop(std::time::Duration::ZERO).await.unwrap();
+        }
+        // The machine has names of its own, which a copy of its file would show.
+        let machine = std::fs::read_to_string("/etc/hosts").unwrap();
+        let sandbox = field.sandbox().await;
+        let hosts = text(&sh(&sandbox, "cat /etc/hosts; python3 -c \"import socket; print(socket.gethostbyname('localhost'), socket.gethostbyname('sandbox'))\"").await);
+        assert!(hosts.ends_with("127.0.0.1 127.0.0.1\n"), "{hosts}");
+        assert!(!hosts.contains("containers.internal"), "{hosts}");
+        let own = [
+            "localhost",
+            "ip6-localhost",
+            "ip6-loopback",
+            "ip6-allnodes",
+            "ip6-allrouters",
+            "ip6-localnet",
+            "ip6-mcastprefix",
+        ];
+        let words = machine
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .flat_map(|line| line.split_whitespace().skip(1));
+        let theirs: Vec<&str> = words.filter(|name| !own.contains(name)).collect();
+        assert!(theirs.iter().all(|name| !hosts.contains(name)), "{theirs:?} in {hosts}");
+        field.recovers(&sandbox).await;
+    });
+}

@@ -1,0 +1,236 @@
+//! K: devices, and programs whose files promise privileges.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use e2e::lab::{collect, exec, start, text};
+use node::Sandbox;
+use rustix::fs::XattrFlags;
+
+use super::field::{BOTH, Field, OCI_BOTH, RUNC, Said, THROUGH, compile, payload, said, small, withstand};
+use super::room::{BASE, Room};
+
+/// What `/dev` holds in every tier.
+const PRESENT: &str =
+    "core console fd full fuse mqueue net null ptmx pts random shm stderr stdin stdout tty urandom zero";
+/// Devices that gVisor makes up itself.
+const OWN: [&str; 2] = [" fuse", " net/tun"];
+
+/// K-13.
+#[test]
+fn no_device_of_the_host_can_be_opened_or_made() {
+    withstand("K-13", BOTH, async |field| {
+        let place = tempfile::tempdir().unwrap();
+        let control = as_maker(place.path(), &payload("K-13", &["harmless", "/mnt"]));
+        control.assert(
+            "control",
+            &[("mknod null in /mnt", "ok"), ("use null in /mnt", "ok"), ("use zero in /mnt", "ok")],
+        );
+        let sandbox = field.sandbox().await;
+        let said = field.attack(&sandbox, &["/tmp", "/workspace", "/dev/shm", "/home/sandbox"]).await;
+        for (thing, answer) in &said.things {
+            match thing.split(' ').next() {
+                // These two a user-space kernel has of its own; they lead nowhere, for nothing can be mounted or configured.
+                Some("open" | "use")
+                    if !field.is_container() && OWN.iter().any(|own| thing.contains(own)) => {}
+                Some("open") => assert!(["ENOENT", "EACCES"].contains(&answer.as_str()), "{thing} {answer}"),
+                // A user-space kernel lets nodes be made in its own memory. They lead to its own devices, and it has none.
+                Some("mknod") => assert!(answer == "EPERM" || !field.is_container(), "{thing} {answer}"),
+                Some("use") => assert!(["ENXIO", "EACCES"].contains(&answer.as_str()), "{thing} {answer}"),
+                Some("present") => {
+                    let strange =
+                        answer.split(',').find(|name| !PRESENT.split(' ').any(|known| known == *name));
+                    assert_eq!(strange, None, "in /dev: {answer}");
+                }
+                _ => panic!("{thing} {answer}"),
+            }
+        }
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// R-10, after CVE-2026-96812 of gVisor: nodes that the image itself brings.
+#[test]
+fn device_nodes_in_an_image_open_nothing() {
+    withstand("R-10", OCI_BOTH, async |field| {
+        let layer = tempfile::tempdir().unwrap();
+        let place = layer.path().join("attack");
+        std::fs::create_dir(&place).unwrap();
+        let control = as_maker(&place, &payload("R-10", &["make", "/mnt"]));
+        control.assert("control", &[("open null", "ok"), ("open zero", "ok"), ("open fuse", "ok")]);
+        let sandbox = with_layer(field, layer.path()).await;
+        let said = field.attack(&sandbox, &["use", "/attack"]).await;
+        said.assert_held("sandbox");
+        assert!(said.things.len() >= 100, "{}", said.raw);
+        for (thing, answer) in &said.things {
+            assert!(["EACCES", "ENXIO", "EPERM"].contains(&answer.as_str()), "{thing} {answer}");
+        }
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// K-14.
+#[test]
+fn no_file_gives_a_program_more_rights() {
+    withstand("K-14", OCI_BOTH, async |field| {
+        let (layer, shown) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        open_to_all(shown.path());
+        let place = layer.path().join("attack");
+        std::fs::create_dir(&place).unwrap();
+        promising_programs(&place, 0);
+        promising_programs(shown.path(), BASE);
+        let room = Room {
+            uid: 1000,
+            powerful: true,
+            binds: vec![(shown.path().to_owned(), "/mnt")],
+            ..Room::default()
+        };
+        let control = room.attack("K-14", &["/mnt"]);
+        control.assert("control", &[("set-user-id", "ok"), ("set-group-id", "ok"), ("capable", "ok")]);
+        let sandbox = with_layer(field, layer.path()).await;
+        let said = field.attack(&sandbox, &["/attack"]).await;
+        let nothing = "nothing";
+        said.assert(
+            "sandbox",
+            &[
+                ("set-user-id", nothing),
+                ("set-group-id", nothing),
+                ("capable", "nothing|EPERM"),
+                ("own", nothing),
+                ("chown to root", "EPERM"),
+                ("setuid", "EPERM"),
+                ("setgid", "EPERM"),
+                ("file capabilities", "EPERM|ENOTSUP"),
+            ],
+        );
+        said.assert_held("sandbox");
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// K-16, after CVE-2019-5736.
+#[test]
+fn no_program_of_the_host_can_be_overwritten_through_a_process() {
+    withstand("K-16", BOTH, async |field| {
+        let control = Room { uid: 1000, powerful: false, ..Room::default() }.attack("K-16", &["/tmp/victim"]);
+        control.assert("control", &[("later another", "ok")]);
+        let guest = std::fs::read(field.lab.machine.guest()).unwrap();
+        let sandbox = field.sandbox().await;
+        let bystander = start(&sandbox, &exec(&["sleep", "60"])).await.unwrap();
+        let said = field.attack(&sandbox, &[]).await;
+        let stopped = "EACCES|ETXTBSY|EROFS|ENOENT|EPERM";
+        said.assert(
+            "sandbox",
+            &[("write process 1", stopped), ("write itself", stopped), ("write another", stopped)],
+        );
+        said.assert("sandbox", &[("/.bellglass/guest", stopped)]);
+        said.assert_held("sandbox");
+        bystander.cancel().await.unwrap();
+        assert!(std::fs::read(field.lab.machine.guest()).unwrap() == guest, "the guest was changed");
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// R-01, after CVE-2019-5736 and CVE-2024-21626.
+#[test]
+fn nothing_of_the_host_is_in_reach_while_execs_are_born() {
+    race_births(RUNC);
+}
+
+/// R-01 under a user-space kernel, which lets everybody look at process 1's descriptors.
+#[test]
+fn nothing_of_process_1_is_in_reach_under_a_user_space_kernel() {
+    race_births(&["runsc"]);
+}
+
+fn race_births(runtimes: &[&str]) {
+    withstand("R-01", runtimes, async |field| {
+        // The same look finds a victim's program where that belongs to the attacker.
+        let control = Room { uid: 1000, powerful: false, ..Room::default() }.attack("K-16", &["/tmp/victim"]);
+        assert_eq!(control.code, Some(THROUGH), "{control:?}");
+        let guest = std::fs::read(field.lab.machine.guest()).unwrap();
+        let sandbox = field.sandbox().await;
+        let seconds = "8";
+        let looking = start(&sandbox, &field.payload(&[seconds])).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let execs = if field.is_container() { 1000 } else { 100 };
+        let began = std::time::Instant::now();
+        let mut done = 0;
+        while done < execs && began.elapsed() < Duration::from_secs(6) {
+            collect(&sandbox, &exec(&["/bin/true"])).await;
+            done += 1;
+        }
+        let said = said(&looking.collect().await.unwrap());
+        println!("{done} execs while {} looks were taken", said.number("looks"));
+        assert!(said.number("looks") > 100, "{}", said.raw);
+        said.assert("sandbox", &[("exe", "stopped"), ("half-born", "stopped"), ("process-1", "stopped")]);
+        said.assert_held("sandbox");
+        assert!(std::fs::read(field.lab.machine.guest()).unwrap() == guest, "the guest was changed");
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// A sandbox with one more layer.
+async fn with_layer(field: &Field<'_>, layer: &Path) -> Sandbox {
+    open_to_all(layer);
+    let mut spec = field.lab.spec(small());
+    spec.layers.push(layer.to_owned());
+    let started = Sandbox::start(std::sync::Arc::clone(&field.lab.runtime), field.lab.id(), &spec).await;
+    let sandbox = started.unwrap_or_else(|error| panic!("{}", node::error::chain(&error)));
+    let seen = collect(&sandbox, &exec(&["ls", "/attack"])).await;
+    assert!(!text(&seen).is_empty(), "the layer is not there");
+    sandbox
+}
+
+/// The host's root in mount, process and network namespaces of its own: it can make nodes, in one place.
+fn as_maker(place: &Path, argv: &[String]) -> Said {
+    let script = "mount --bind \"$1\" \"$0\" && mount -o remount,bind,ro \"$0\" && mount --bind \"$2\" \"$0/mnt\" \
+                  && mount -t proc proc \"$0/proc\" && mount -t tmpfs tmpfs \"$0/tmp\" && shift 2 && exec chroot \"$0\" \"$@\"";
+    let root = tempfile::tempdir().unwrap();
+    let output = Command::new("timeout")
+        .args([
+            "60",
+            "unshare",
+            "--mount",
+            "--pid",
+            "--net",
+            "--ipc",
+            "--fork",
+            "--kill-child",
+            "sh",
+            "-c",
+            script,
+        ])
+        .arg(root.path())
+        .arg(e2e::layer::base())
+        .arg(place)
+        .args(argv)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let said = Said::read(&text, output.status.code());
+    Said { raw: format!("{text}{}", String::from_utf8_lossy(&output.stderr)), ..said }
+}
+
+/// Programs that promise privileges, owned by this user.
+fn promising_programs(place: &Path, owner: u32) {
+    for (name, mode) in [("set-user-id", 0o4755), ("set-group-id", 0o2755), ("capable", 0o755)] {
+        let path = place.join(name);
+        compile("K-14", &path);
+        std::os::unix::fs::chown(&path, Some(owner), Some(owner)).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, mode);
+    }
+    // CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID, permitted and effective, for user namespaces whose root is the owner.
+    let mut value = vec![1, 0, 0, 3];
+    for word in [1_u32 << 21 | 1 << 7 | 1 << 6, 0, 0, 0, owner] {
+        value.extend(word.to_le_bytes());
+    }
+    rustix::fs::setxattr(place.join("capable"), "security.capability", &value, XattrFlags::empty()).unwrap();
+}
+
+fn open_to_all(path: &Path) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}

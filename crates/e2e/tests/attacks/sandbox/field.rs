@@ -1,0 +1,290 @@
+//! What all attacks stand on: payloads, a host that is looked at before and after, and a bystander.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::exec::{ExecSpec, Outcome};
+use api::limits::Limits;
+use e2e::lab::{Lab, collect, exec, on, sh, text};
+use node::{Collected, Machine, Sandbox};
+use runtime::Runtime;
+use tempfile::TempDir;
+
+/// The tiers that share the host's kernel, and all.
+pub(crate) const RUNC: &[&str] = &["runc", "docker", "podman", "daytona"];
+pub(crate) const BOTH: &[&str] = e2e::lab::EVERYWHERE;
+/// The same without engines: what is attacked, or looked at, is only where Bellglass makes the sandbox itself.
+pub(crate) const OCI: &[&str] = &["runc"];
+pub(crate) const OCI_BOTH: &[&str] = &["runc", "runsc"];
+/// The exit code of a payload of which anything went through.
+pub(crate) const THROUGH: i32 = 42;
+/// After an attack a harmless command must have worked within this.
+const RECOVERY: Duration = Duration::from_secs(2);
+const MIB: u64 = 1 << 20;
+
+/// What attacks may use: enough to attack with, little enough that a shared machine does not notice.
+pub(crate) fn small() -> Limits {
+    Limits {
+        memory_bytes: 128 * MIB,
+        disk_bytes: 64 * MIB,
+        disk_inodes: 4096,
+        tmp_bytes: 16 * MIB,
+        ttl_ms: 300_000,
+        ..Limits::default()
+    }
+}
+
+/// One attack on one runtime.
+pub(crate) struct Field<'a> {
+    pub(crate) lab: &'a Lab,
+    pub(crate) id: &'static str,
+    sentinel: TempDir,
+    before: Host,
+}
+
+/// What a payload said of each thing it tried, and how it ended.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) things: BTreeMap<String, String>,
+    pub(crate) code: Option<i32>,
+    pub(crate) raw: String,
+}
+
+/// What no attack may change.
+#[derive(PartialEq, Eq)]
+struct Host {
+    files: BTreeMap<PathBuf, (u32, Vec<u8>)>,
+    runtime: Vec<u8>,
+    settings: Vec<String>,
+}
+
+/// Stops every sandbox of a runtime when dropped: what a failed test leaves would spoil the next one.
+struct Cleared(Arc<dyn Runtime>);
+
+impl Drop for Cleared {
+    fn drop(&mut self) {
+        let runtime = Arc::clone(&self.0);
+        let clear = move || {
+            let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            executor.block_on(async {
+                for listed in runtime.list().await.unwrap_or_default() {
+                    let _ = runtime.stop(&listed.id, Duration::ZERO).await;
+                }
+            });
+        };
+        let _ = std::thread::spawn(clear).join();
+    }
+}
+
+/// Runs an attack on each of these runtimes and checks the host afterwards.
+pub(crate) fn withstand(id: &'static str, runtimes: &[&str], test: impl AsyncFn(&Field<'_>)) {
+    on(runtimes, async |lab| {
+        let sentinel = sentinel();
+        let before = Host::look(sentinel.path(), lab.runtime.name());
+        let field = Field { lab, id, sentinel, before };
+        // An instance of its own: connections of this one are driven by an executor that waits meanwhile.
+        let cleared = Cleared(lab.again());
+        test(&field).await;
+        drop(cleared);
+        assert!(
+            Host::look(field.sentinel.path(), lab.runtime.name()) == field.before,
+            "{id}: the host has changed"
+        );
+        println!("attack {id} {} held (control reached)", lab.runtime.name());
+    });
+}
+
+impl Field<'_> {
+    /// The payload with these arguments, as an exec.
+    pub(crate) fn payload(&self, arguments: &[&str]) -> ExecSpec {
+        let words = payload(self.id, arguments);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        ExecSpec { deadline_ms: Some(30_000), ..exec(&words) }
+    }
+
+    /// A sandbox to attack.
+    pub(crate) async fn sandbox(&self) -> Sandbox {
+        self.lab.sandbox_with(small()).await
+    }
+
+    /// A directory on the host that nothing from inside may change.
+    pub(crate) fn sentinel(&self) -> &Path {
+        self.sentinel.path()
+    }
+
+    /// Whether the host's own kernel serves the sandbox.
+    pub(crate) fn is_container(&self) -> bool {
+        self.lab.runtime.name() != "runsc"
+    }
+
+    /// Runs the payload with these arguments to its end.
+    pub(crate) async fn attack(&self, sandbox: &Sandbox, arguments: &[&str]) -> Said {
+        said(&collect(sandbox, &self.payload(arguments)).await)
+    }
+
+    /// A harmless command works, soon.
+    pub(crate) async fn recovers(&self, sandbox: &Sandbox) {
+        let began = Instant::now();
+        let done = sh(sandbox, "echo alive | cat").await;
+        assert_eq!(
+            (text(&done).as_str(), &done.end.outcome),
+            ("alive\n", &Outcome::Exited { code: 0 }),
+            "{}: no recovery: {}",
+            self.id,
+            String::from_utf8_lossy(&done.stderr)
+        );
+        assert!(began.elapsed() < RECOVERY, "{}: recovery took {:?}", self.id, began.elapsed());
+    }
+
+    /// No process of user code is left, as the host counts them.
+    pub(crate) async fn is_empty(&self, sandbox: &Sandbox) {
+        if !self.is_container() {
+            return;
+        }
+        let began = Instant::now();
+        // Process 1 and the node's way in are counted too where an engine runs it.
+        let own = if self.lab.runtime.takes_images() { 5 } else { 0 };
+        // A zombie counts until it is reaped.
+        while sandbox.usage().await.unwrap().pids > own {
+            assert!(began.elapsed() < RECOVERY, "{}: {:?} are left", self.id, sandbox.usage().await.unwrap());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Another sandbox answers while `attack` goes on, each time soon.
+    pub(crate) async fn with_witness<T>(&self, witness: &Sandbox, attack: impl Future<Output = T>) -> T {
+        tokio::pin!(attack);
+        let mut pause = tokio::time::interval(Duration::from_millis(200));
+        loop {
+            tokio::select! {
+                done = &mut attack => return done,
+                _ = pause.tick() => {}
+            }
+            let asked = async {
+                let began = Instant::now();
+                assert_eq!(text(&sh(witness, "echo here").await), "here\n");
+                assert!(began.elapsed() < RECOVERY, "{}: the witness took {:?}", self.id, began.elapsed());
+            };
+            tokio::pin!(asked);
+            tokio::select! {
+                done = &mut attack => { asked.await; return done }
+                () = &mut asked => {}
+            }
+        }
+    }
+}
+
+impl Said {
+    /// Asserts of each thing what came of it; `wanted` may name several answers, split by `|`.
+    pub(crate) fn assert(&self, place: &str, wanted: &[(&str, &str)]) {
+        for (thing, answers) in wanted {
+            let seen = self.things.get(*thing).map_or("nothing", String::as_str);
+            assert!(
+                answers.split('|').any(|answer| answer == seen),
+                "{place}: {thing} gave {seen}, not {answers}:\n{}",
+                self.raw
+            );
+        }
+    }
+
+    /// What came of one thing, as a number.
+    pub(crate) fn number(&self, thing: &str) -> u64 {
+        self.things
+            .get(thing)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or_else(|| panic!("{thing}: {}", self.raw))
+    }
+
+    /// Asserts that nothing went through.
+    pub(crate) fn assert_held(&self, place: &str) {
+        assert_eq!(self.code, Some(0), "{place}: something went through:\n{}", self.raw);
+    }
+}
+
+/// What a payload said.
+pub(crate) fn said(done: &Collected) -> Said {
+    let code = if let Outcome::Exited { code } = done.end.outcome { Some(code) } else { None };
+    let said = Said::read(&text(done), code);
+    Said {
+        raw: format!("{}{}{:?}", said.raw, String::from_utf8_lossy(&done.stderr), done.end.outcome),
+        ..said
+    }
+}
+
+impl Said {
+    /// Reads lines of a thing and what came of it.
+    pub(crate) fn read(text: &str, code: Option<i32>) -> Self {
+        let things = text.lines().filter_map(|line| line.rsplit_once(' '));
+        let things = things.map(|(thing, result)| (thing.to_owned(), result.to_owned())).collect();
+        Self { things, code, raw: text.to_owned() }
+    }
+}
+
+/// The command line of an attack's payload.
+pub(crate) fn payload(id: &str, arguments: &[&str]) -> Vec<String> {
+    let home = home().join(id);
+    let read = |path: PathBuf| std::fs::read_to_string(path);
+    let mut words = if let Ok(text) = read(home.join("attack.py")) {
+        let probe = read(self::home().join("probe.py")).unwrap();
+        vec!["/usr/bin/python3".into(), "-c".into(), format!("{probe}\n{text}")]
+    } else {
+        let text =
+            read(home.join("attack.sh")).unwrap_or_else(|error| panic!("{id} has no payload: {error}"));
+        vec!["/bin/bash".into(), "-c".into(), text, id.to_owned()]
+    };
+    words.extend(arguments.iter().map(|word| (*word).to_owned()));
+    words
+}
+
+/// Where the attacks are.
+pub(crate) fn home() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../attacks")
+}
+
+/// Builds the C program of an attack, static, at this path.
+pub(crate) fn compile(id: &str, target: &Path) {
+    let source = home().join(id).join("attack.c");
+    let status =
+        std::process::Command::new("gcc").args(["-O1", "-static", "-o"]).arg(target).arg(source).status();
+    assert!(status.unwrap().success(), "{id} does not compile");
+}
+
+impl Host {
+    fn look(sentinel: &Path, runtime: &str) -> Self {
+        // What an engine drives is runc.
+        let known = |name: &str| Machine::flavors().into_iter().find(|flavor| flavor.name == name);
+        let flavor = known(runtime).or_else(|| known("runc")).unwrap();
+        let settings =
+            ["core_pattern", "modprobe", "hostname", "panic", "tainted", "unprivileged_bpf_disabled"];
+        let mut files = BTreeMap::new();
+        tree(sentinel, &mut files);
+        Self {
+            files,
+            runtime: std::fs::read(flavor.find().unwrap().binary).unwrap(),
+            settings: settings
+                .map(|name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default())
+                .into(),
+        }
+    }
+}
+
+fn sentinel() -> TempDir {
+    let home = tempfile::Builder::new().prefix("bellglass-sentinel").tempdir().unwrap();
+    std::fs::create_dir_all(home.path().join("inner/deep")).unwrap();
+    for name in ["secret", "null", "inner/file", "inner/deep/file"] {
+        std::fs::write(home.path().join(name), format!("the host's own {name}")).unwrap();
+    }
+    home
+}
+
+fn tree(path: &Path, seen: &mut BTreeMap<PathBuf, (u32, Vec<u8>)>) {
+    let about = std::fs::symlink_metadata(path).unwrap();
+    let mode = std::os::unix::fs::MetadataExt::mode(&about);
+    let content = if about.is_file() { std::fs::read(path).unwrap() } else { Vec::new() };
+    seen.insert(path.to_owned(), (mode, content));
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten().filter(|_| about.is_dir()) {
+        tree(&entry.path(), seen);
+    }
+}

@@ -1,0 +1,118 @@
+//! G: shedding the group by which an exec's processes are found. The judge is a file that grows while the one who
+//! fled lives.
+
+use std::time::Duration;
+
+use api::exec::{Background, ExecSpec, Outcome};
+use e2e::lab::{collect, sh, start, text};
+use node::Sandbox;
+
+use super::field::{BOTH, Field, OCI_BOTH, withstand};
+use super::room::Room;
+
+/// A group as execs have them.
+const GROUP: u32 = 20_001;
+/// A heart beats fifty times a second.
+const LISTENING: Duration = Duration::from_millis(400);
+/// Ways to flee without shedding the group.
+const WAYS: [&str; 5] = ["session", "chain", "replace", "renamed", "heir"];
+
+/// G-01.
+#[test]
+fn no_process_can_lose_the_group_of_its_exec() {
+    withstand("G-01", BOTH, async |field| {
+        let room = Room { groups: vec![GROUP], ..Room::default() };
+        let control = room.attack("G-01", &["shed"]);
+        control.assert("control", &[("setgroups", "ok"), ("setgroups raw", "ok"), ("setpriv", "ok")]);
+        let sandbox = field.sandbox().await;
+        let said = field.attack(&sandbox, &["shed"]).await;
+        said.assert_held("sandbox");
+        for thing in ["setgroups", "setgroups raw", "initgroups", "setgid", "unshare", "trace", "process 1"] {
+            said.assert("sandbox", &[(thing, "EPERM")]);
+        }
+        for thing in ["newgrp", "sg", "su", "setpriv", "unshare -Ur"] {
+            said.assert("sandbox", &[(thing, "EEXIST")]);
+        }
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// G-01: what flees from its session, its parent and its name is ended with its exec.
+#[test]
+fn whoever_flees_is_found_and_ended_with_its_exec() {
+    withstand("G-01", BOTH, async |field| {
+        let witness = field.sandbox().await;
+        for way in WAYS {
+            flees(field, &witness, way).await;
+        }
+    });
+}
+
+/// G-01: a process whose first thread has ended looks dead and is not.
+#[test]
+fn whoever_hides_behind_a_dead_thread_is_found_and_ended_with_its_exec() {
+    withstand("G-01", OCI_BOTH, async |field| {
+        let witness = field.sandbox().await;
+        flees(field, &witness, "lead").await;
+    });
+}
+
+/// G-01: the same in the first process of an exec.
+#[test]
+fn an_exec_that_hides_behind_a_dead_thread_meets_its_deadline() {
+    withstand("G-01", OCI_BOTH, async |field| {
+        let sandbox = field.sandbox().await;
+        let exec = start(&sandbox, &field.payload(&["lead"])).await.unwrap();
+        until_beating(&sandbox, "lead").await;
+        assert!(beats(&sandbox, "lead").await, "control: it goes on without its first thread");
+        exec.cancel().await.unwrap();
+        let spec = ExecSpec { deadline_ms: Some(1000), ..field.payload(&["lead"]) };
+        assert_eq!(exec.collect().await.unwrap().end.outcome, Outcome::Cancelled);
+        let done = collect(&sandbox, &spec).await;
+        assert_eq!(done.end.outcome, Outcome::Timeout);
+        assert!(!beats(&sandbox, "lead").await, "it goes on after its deadline");
+        field.recovers(&sandbox).await;
+        field.is_empty(&sandbox).await;
+    });
+}
+
+/// Flees by one way: lives on after its exec if left alone, and else does not.
+async fn flees(field: &Field<'_>, witness: &Sandbox, way: &str) {
+    // Control: left alone, it lives on after its exec.
+    let sandbox = field.sandbox().await;
+    let done = collect(&sandbox, &field.payload(&["flee", way])).await;
+    assert_eq!(text(&done), format!("fled {way}\n"), "{}", String::from_utf8_lossy(&done.stderr));
+    until_beating(&sandbox, way).await;
+    sandbox.stop(Duration::ZERO).await.unwrap();
+    let sandbox = field.sandbox().await;
+    let spec = ExecSpec { background: Background::Kill, ..field.payload(&["flee", way]) };
+    let done = field.with_witness(witness, collect(&sandbox, &spec)).await;
+    assert_eq!((text(&done), done.end.left_running), (format!("fled {way}\n"), 0));
+    assert!(!beats(&sandbox, way).await, "{way} survived the end of its exec");
+    let exec = start(&sandbox, &field.payload(&["stay", way])).await.unwrap();
+    until_beating(&sandbox, way).await;
+    exec.cancel().await.unwrap();
+    assert_eq!(exec.collect().await.unwrap().end.outcome, Outcome::Cancelled);
+    assert!(!beats(&sandbox, way).await, "{way} survived the cancellation of its exec");
+    field.recovers(&sandbox).await;
+    field.is_empty(&sandbox).await;
+    sandbox.stop(Duration::ZERO).await.unwrap();
+}
+
+pub(crate) async fn until_beating(sandbox: &Sandbox, way: &str) {
+    let wait = format!(
+        "a=$(stat -c %s /workspace/beat-{way} 2>/dev/null || echo 0); for i in $(seq 200); do sleep 0.02; \
+                        b=$(stat -c %s /workspace/beat-{way} 2>/dev/null || echo 0); [ $b -gt $a ] && echo yes && exit; done"
+    );
+    assert_eq!(text(&sh(sandbox, &wait).await), "yes\n", "control: {way} does not live");
+}
+
+/// Whether the heart still beats.
+pub(crate) async fn beats(sandbox: &Sandbox, way: &str) -> bool {
+    let look = format!("stat -c %s /workspace/beat-{way}");
+    let before = text(&sh(sandbox, &look).await);
+    tokio::time::sleep(LISTENING).await;
+    let after = text(&sh(sandbox, &look).await);
+    assert!(!before.is_empty() && !after.is_empty(), "nobody ever fled by {way}");
+    before != after
+}

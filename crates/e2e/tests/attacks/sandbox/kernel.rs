@@ -1,0 +1,199 @@
+//! K: what the kernel offers and a sandbox does not. Each call must fail with the stated answer.
+
+use super::field::{BOTH, THROUGH, withstand};
+use super::room::Room;
+
+/// What a filter says to what programs are known to try: a refusal, or that there is no such call.
+const REFUSED: &str = "EPERM|ENOSYS";
+
+/// Tries one payload in an open room and in a sandbox. Each thing has the answer of the room; the sandbox refuses all.
+fn refused_everywhere(id: &'static str, things: &[(&str, &str)]) {
+    withstand(id, BOTH, async |field| {
+        let control = Room::default().attack(id, &[]);
+        control.assert("control", things);
+        assert_eq!(control.code, Some(THROUGH), "{control:?}");
+        let sandbox = field.sandbox().await;
+        let said = field.attack(&sandbox, &[]).await;
+        // A kernel without such namespaces has no file to enter one by.
+        let answer = |thing: &str| if thing == "setns cgroup" { "EPERM|ENOSYS|ENOENT" } else { REFUSED };
+        let refused: Vec<(&str, &str)> = things.iter().map(|(thing, _)| (*thing, answer(thing))).collect();
+        said.assert("sandbox", &refused);
+        said.assert_held("sandbox");
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// K-01.
+#[test]
+fn nothing_can_be_mounted() {
+    refused_everywhere(
+        "K-01",
+        &[
+            ("mount", "ok"),
+            ("bind", "ok"),
+            ("remount", "ok"),
+            ("umount2", "ok"),
+            ("pivot_root", "ok"),
+            ("chroot", "ok"),
+            ("open_tree", "ok"),
+            ("move_mount", "EBADF"),
+            ("fsopen", "ok"),
+            ("fsconfig", "EINVAL|EBADF"),
+            ("fsmount", "EBADF"),
+            ("fspick", "ok"),
+            ("mount_setattr", "ok"),
+        ],
+    );
+}
+
+/// K-02.
+#[test]
+fn no_namespace_can_be_made_or_entered() {
+    let kinds = ["mnt", "cgroup", "uts", "ipc", "user", "pid", "net"];
+    let ways = ["unshare", "clone", "clone3", "setns"];
+    let names: Vec<String> = ways.iter().flat_map(|way| kinds.map(|kind| format!("{way} {kind}"))).collect();
+    // Entering the user namespace one is in is no request that a kernel grants.
+    let answer = |name: &str| if name == "setns user" { "EINVAL" } else { "ok" };
+    let mut things: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), answer(name))).collect();
+    things.extend([("unshare time", "ok"), ("clone user high", "ok")]);
+    refused_everywhere("K-02", &things);
+}
+
+/// K-04.
+#[test]
+fn the_kernel_takes_no_code_and_no_measuring() {
+    withstand("K-04", BOTH, async |field| {
+        let control = Room::default().attack("K-04", &[]);
+        // The room's kernel looks at each call: it knows some commands of bpf and not others, and no descriptor -1.
+        control.assert("control", &[("userfaultfd", "ok"), ("perf_event_open", "ok|EACCES")]);
+        assert!(control.things["bpf"].contains("EINVAL"), "{control:?}");
+        let sandbox = field.sandbox().await;
+        let said = field.attack(&sandbox, &[]).await;
+        said.assert(
+            "sandbox",
+            &[
+                ("bpf", "EPERM|ENOSYS"),
+                ("perf_event_open", REFUSED),
+                ("userfaultfd", REFUSED),
+                ("/dev/userfaultfd", "ENOENT"),
+            ],
+        );
+        said.assert_held("sandbox");
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// K-05.
+#[test]
+fn there_is_no_second_door_to_system_calls() {
+    refused_everywhere(
+        "K-05",
+        &[("io_uring_setup", "ok"), ("io_uring_enter", "EBADF"), ("io_uring_register", "EBADF|EINVAL")],
+    );
+}
+
+/// K-08.
+#[test]
+fn no_raw_packet_can_be_sent() {
+    withstand("K-08", BOTH, async |field| {
+        let raw = [
+            "inet raw",
+            "inet raw tcp",
+            "inet raw any",
+            "inet6 raw",
+            "raw with flags",
+            "packet raw",
+            "packet dgram",
+        ];
+        let reached: Vec<(&str, &str)> = raw.iter().map(|thing| (*thing, "ok")).collect();
+        let control = Room::default().attack("K-08", &[]);
+        control.assert("control", &reached);
+        control.assert("control", &[("ping", "ok")]);
+        let sandbox = field.sandbox().await;
+        let said = field.attack(&sandbox, &[]).await;
+        let refused: Vec<(&str, &str)> = raw.iter().map(|thing| (*thing, "EPERM|EAFNOSUPPORT")).collect();
+        said.assert("sandbox", &refused);
+        said.assert("sandbox", &[("inet packet", "EPERM|ESOCKTNOSUPPORT"), ("ping", "EACCES|EPERM")]);
+        said.assert_held("sandbox");
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// K-09.
+#[test]
+fn only_four_socket_families_open_and_only_by_the_native_abi() {
+    withstand("K-09", BOTH, async |field| {
+        let control = Room::default().attack("K-09", &[]);
+        let families = control.things["families"].split(',').count();
+        assert!(families > 4, "control: {control:?}");
+        control.assert(
+            "control",
+            &[("xfrm", "ok"), ("i386 getpid", "ok"), ("i386 socketcall", "ok"), ("i386 socket", "ok")],
+        );
+        let sandbox = field.sandbox().await;
+        let said = field.attack(&sandbox, &[]).await;
+        let stopped = "stopped";
+        said.assert(
+            "sandbox",
+            &[
+                ("families", "1,2,10,16"),
+                ("netlink", "0"),
+                ("vsock", stopped),
+                ("alg", stopped),
+                ("alg high", stopped),
+                ("xfrm", stopped),
+                ("netfilter", stopped),
+                ("socketpair vsock", "EAFNOSUPPORT|EPERM"),
+            ],
+        );
+        if cfg!(target_arch = "x86_64") {
+            // SIGSYS from the filter; a user-space kernel has no such ABI at all.
+            let foreign = if field.is_container() { "SIG31" } else { "SIG31|SIG11|ENOSYS" };
+            let calls = ["i386 getpid", "i386 socketcall", "i386 socket", "x32 getpid", "x32 socket"];
+            said.assert("sandbox", &calls.map(|call| (call, foreign)));
+        }
+        said.assert_held("sandbox");
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// K-11.
+#[test]
+fn no_setting_of_the_kernel_can_be_written() {
+    withstand("K-11", BOTH, async |field| {
+        // On a copy of the tree everything can be written; in an open room, what belongs to its own network.
+        let copy = tempfile::tempdir().unwrap();
+        let settings = ["kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "fs/suid_dumpable"];
+        for path in
+            settings.map(|name| format!("proc/sys/{name}")).iter().chain([&"proc/sysrq-trigger".to_owned()])
+        {
+            let path = copy.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "core\n").unwrap();
+        }
+        std::process::Command::new("chown")
+            .arg("-R")
+            .arg(super::room::BASE.to_string())
+            .arg(copy.path())
+            .status()
+            .unwrap();
+        let room = Room { binds: vec![(copy.path().to_owned(), "/mnt")], ..Room::default() };
+        let control = room.attack("K-11", &["/mnt"]);
+        control.assert("control on a copy", &settings.map(|name| (name, "ok")));
+        control.assert("control on a copy", &[("/proc/sysrq-trigger", "ok")]);
+        Room::default().attack("K-11", &[]).assert("control", &[("net/ipv4/ip_forward", "ok")]);
+        let sandbox = field.sandbox().await;
+        let said = field.attack(&sandbox, &[]).await;
+        for (thing, answer) in &said.things {
+            // A user-space kernel keeps this number for itself: it says nothing to the host's kernel.
+            if thing == "/proc/self/oom_score_adj" && !field.is_container() {
+                continue;
+            }
+            assert!(
+                ["EACCES", "EROFS", "EPERM", "ENOENT", "EINVAL"].contains(&answer.as_str()),
+                "{thing} {answer}"
+            );
+        }
+        field.recovers(&sandbox).await;
+    });
+}

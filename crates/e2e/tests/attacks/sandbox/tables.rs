@@ -1,0 +1,332 @@
+//! C-30 to C-37: one sandbox uses up a table of the kernel, and goes on trying. Another is refused nothing, and is no slower than beside a
+//! neighbour that burns the same processor time.
+
+use std::time::{Duration, Instant};
+
+use api::defence::turn_off;
+use e2e::lab::{exec, start, text};
+use node::{Exec, Sandbox};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::field::{Field, OCI, OCI_BOTH, Said, payload, small, withstand};
+use super::neighbour::ready;
+
+/// Times that the bystander is measured beside the harmless neighbour and beside the attack, in turn. The medians are compared, because
+/// whatever else the machine does for a second would decide between two single measurements.
+const ROUNDS: usize = 5;
+/// Execs in one measurement. In gVisor only their success is asked for, in one round.
+const EXECS: usize = 60;
+const EXECS_USER_KERNEL: usize = 40;
+/// How much slower the slowest twentieth of them may be beside an attack than beside a harmless neighbour.
+const SLOWER: f64 = 1.5;
+/// An attack is found out and ended within this.
+const FOUND_WITHIN: Duration = Duration::from_secs(2);
+
+/// A table, how it is used up, and what the bystander is told that wants one entry of it.
+struct Row {
+    id: &'static str,
+    arguments: &'static [&'static str],
+    bystander: &'static str,
+}
+
+const fn row(id: &'static str, arguments: &'static [&'static str], bystander: &'static str) -> Row {
+    Row { id, arguments, bystander }
+}
+
+/// File locks are not here: who takes too many of them is ended.
+const TABLES: [Row; 9] = [
+    row("C-30", &["exhaust"], "ok"),
+    row("C-31", &["exhaust"], "ENOSYS"),
+    row("C-32", &["exhaust"], "ok"),
+    row("C-34", &["exhaust"], "ok"),
+    row("C-35", &["exhaust"], "EMFILE|ENOSYS|EPERM"),
+    row("C-36", &["exhaust"], "ok"),
+    row("C-37", &["exhaust", "200", "pipes"], "ok"),
+    row("C-37", &["exhaust", "1500", "epoll"], "ok"),
+    row("C-37", &["exhaust", "2000", "terminals"], "ok"),
+];
+
+/// C-30 to C-37, one after the other.
+#[test]
+fn a_table_that_one_sandbox_uses_up_is_there_for_the_next() {
+    withstand("C-30", OCI_BOTH, async |field| {
+        let (bystander, harmless) = (field.sandbox().await, field.sandbox().await);
+        slowest(field, &bystander).await;
+        for row in &TABLES {
+            let attacker = field.sandbox().await;
+            let rounds = if field.is_container() { ROUNDS } else { 1 };
+            let (mut beside_harmless, mut beside_attack) = (Vec::new(), Vec::new());
+            for round in 1..=rounds {
+                let burning = start(&harmless, &exec(&["python3", "-c", "while True: pass"])).await.unwrap();
+                beside_harmless.push(slowest(field, &bystander).await);
+                burning.cancel().await.unwrap();
+                let attack = begin(field, &attacker, row).await;
+                beside_attack.push(slowest(field, &bystander).await);
+                if round == rounds {
+                    has_an_entry(field, &bystander, &attacker, row).await;
+                }
+                // It may have ended with its sandbox.
+                let _ = attack.cancel().await;
+            }
+            let (harmless_p95, attack_p95) = (median(beside_harmless.clone()), median(beside_attack.clone()));
+            println!(
+                "{} {:?} {}: median p95 {harmless_p95:.1?} beside harmless, {attack_p95:.1?} beside it; each round: {beside_harmless:.1?}, {beside_attack:.1?}",
+                row.id,
+                row.arguments,
+                field.lab.runtime.name()
+            );
+            if field.is_container() {
+                let most = harmless_p95.as_secs_f64() * SLOWER;
+                assert!(attack_p95.as_secs_f64() <= most, "{} {:?}: {attack_p95:?}", row.id, row.arguments);
+            }
+            attacker.stop(Duration::ZERO).await.unwrap();
+        }
+        field.recovers(&bystander).await;
+    });
+}
+
+/// Starts the attack of a row, and waits until the table is used up.
+async fn begin(field: &Field<'_>, attacker: &Sandbox, row: &Row) -> Exec {
+    // A user-space kernel keeps what is taken in its own memory, and may end for it: only others matter there. So it is with the
+    // buffers of sockets on cgroup version 2.
+    let survives = field.is_container() && !(row.id == "C-32" && is_unified());
+    match survives {
+        true => ready(attacker, &spec(row.id, row.arguments)).await,
+        false => start(attacker, &spec(row.id, row.arguments)).await.unwrap(),
+    }
+}
+
+/// While the attack runs, the bystander and the host get an entry of the table.
+async fn has_an_entry(field: &Field<'_>, bystander: &Sandbox, attacker: &Sandbox, row: &Row) {
+    let probed =
+        async |sandbox| super::field::said(&e2e::lab::collect(sandbox, &spec(row.id, &probe(row))).await);
+    let (said, on_host) = (probed(bystander).await, on_host(row.id, &probe(row)));
+    if field.is_container() {
+        said.assert(row.id, &[("probe", row.bystander)]);
+    }
+    on_host.assert("host", &[("probe", "ok")]);
+    if field.is_container() && row.arguments.contains(&"terminals") {
+        let own = probed(attacker).await;
+        assert_ne!(own.things.get("probe").map(String::as_str), Some("ok"), "control: {}", own.raw);
+    }
+}
+
+/// C-30 with the defence off: a namespace that root made.
+#[test]
+fn inotify_instances_of_namespaces_that_root_made_are_shared() {
+    withstand("C-30", OCI, async |field| {
+        let undefended = turn_off("C-30");
+        let (attacker, bystander) = (field.sandbox().await, field.sandbox().await);
+        drop(undefended);
+        let attack = ready(&attacker, &spec("C-30", &["exhaust"])).await;
+        let said = field.attack(&bystander, &["probe"]).await;
+        attack.cancel().await.unwrap();
+        said.assert("control", &[("probe", "EMFILE")]);
+    });
+}
+
+/// C-31 with the defence off.
+#[test]
+fn asynchronous_io_of_a_sandbox_counts_for_the_machine() {
+    withstand("C-31", OCI, async |field| {
+        let sandbox = {
+            let _undefended = turn_off("C-31");
+            field.sandbox().await
+        };
+        let before = number("/proc/sys/fs/aio-nr");
+        let attack = ready(&sandbox, &spec("C-31", &["exhaust", "1000"])).await;
+        let during = number("/proc/sys/fs/aio-nr");
+        attack.cancel().await.unwrap();
+        assert!(during >= before + 1000, "control: {before} became {during}");
+        let refused = field.attack(&field.sandbox().await, &["probe"]).await;
+        refused.assert("sandbox", &[("probe", "ENOSYS")]);
+    });
+}
+
+/// C-32, by the machine's own count.
+#[test]
+fn buffers_of_sockets_end_at_a_part_of_memory() {
+    withstand("C-32", OCI, async |field| {
+        let held = async |sandbox: &Sandbox| {
+            let before = socket_bytes();
+            let attack = ready(sandbox, &spec("C-32", &["exhaust"])).await;
+            let held = socket_bytes().saturating_sub(before);
+            let told = sandbox.usage().await.unwrap().memory_bytes;
+            attack.cancel().await.unwrap();
+            (held, told)
+        };
+        let undefended = turn_off("C-32");
+        let control = field.sandbox().await;
+        drop(undefended);
+        let (control, _) = held(&control).await;
+        let (held, told) = held(&field.sandbox().await).await;
+        println!(
+            "C-32: {} MiB without, {} MiB with, of which usage tells {} MiB",
+            control >> 20,
+            held >> 20,
+            told >> 20
+        );
+        assert!(control > small().memory_bytes / 2 || is_unified(), "control: {control}");
+        assert!(held < small().memory_bytes / 4, "{held} bytes");
+        assert!(told > held / 2, "usage tells {told} of {held} bytes");
+    });
+}
+
+/// C-33: found by its files, and by files without a name and locks without a process.
+#[test]
+fn who_takes_too_many_file_locks_is_named() {
+    withstand("C-33", OCI, async |field| {
+        for kind in ["posix", "memfd"] {
+            let (attacker, bystander) = (field.sandbox().await, field.sandbox().await);
+            assert_eq!(field.lab.runtime.culprit().await.unwrap(), None);
+            let attack = ready(&attacker, &spec("C-33", &["exhaust", "300", kind])).await;
+            let began = Instant::now();
+            {
+                let _undefended = turn_off("C-33");
+                assert_eq!(field.lab.runtime.culprit().await.unwrap(), None, "control");
+            }
+            let found = field.lab.runtime.culprit().await.unwrap();
+            println!("C-33 {kind}: {found:?} in {:?}", began.elapsed());
+            assert_eq!(found.map(|culprit| culprit.id).as_ref(), Some(attacker.id()));
+            assert!(began.elapsed() < FOUND_WITHIN);
+            field.recovers(&bystander).await;
+            attack.cancel().await.unwrap();
+            attacker.stop(Duration::ZERO).await.unwrap();
+        }
+    });
+}
+
+/// C-34 with the defence off, below a safe limit for all namespaces that this process makes.
+#[test]
+fn signals_of_namespaces_that_root_made_are_shared() {
+    shared_count("C-34", Resource::Sigpending, 2000, "EAGAIN");
+}
+
+/// C-35 likewise.
+#[test]
+fn message_queues_of_namespaces_that_root_made_are_shared() {
+    shared_count("C-35", Resource::Msgqueue, 100_000, "EMFILE");
+}
+
+/// C-36: what the limits of one sandbox multiply to.
+#[test]
+fn one_sandbox_cannot_open_all_files_of_the_machine() {
+    withstand("C-36", OCI, async |field| {
+        let total = number("/proc/sys/fs/file-max");
+        let limit = async |sandbox: &Sandbox| {
+            let said = field.attack(sandbox, &["probe"]).await;
+            said.number("limit") * small().pids
+        };
+        let undefended = turn_off("C-36");
+        let control = field.sandbox().await;
+        drop(undefended);
+        let (without, with) = (limit(&control).await, limit(&field.sandbox().await).await);
+        println!("C-36: {without} without, {with} with, of {total}");
+        assert!(without > total || total > 1 << 40, "control: {without} of {total}");
+        assert!(with <= total / 8, "{with} of {total}");
+        let groups = ["/sys/fs/cgroup/pids/bellglass/pids.max", "/sys/fs/cgroup/bellglass/pids.max"];
+        let all = groups.iter().find_map(|path| std::fs::read_to_string(path).ok()).unwrap();
+        let processes = number("/proc/sys/kernel/pid_max").min(number("/proc/sys/kernel/threads-max"));
+        assert!(all.trim().parse::<u64>().unwrap() < processes, "{all} of {processes}");
+    });
+}
+
+/// C-37 with the defence off: sandboxes have the same user ids, and no limit on terminals.
+#[test]
+fn pipes_of_one_user_and_terminals_without_a_limit_are_shared() {
+    withstand("C-37", OCI, async |field| {
+        let undefended = turn_off("C-37");
+        let (attacker, bystander) = (field.sandbox().await, field.sandbox().await);
+        drop(undefended);
+        let attack = ready(&attacker, &spec("C-37", &["exhaust", "200", "pipes"])).await;
+        let said = field.attack(&bystander, &["probe", "pipes"]).await;
+        attack.cancel().await.unwrap();
+        said.assert("control", &[("probe", "EPERM")]);
+        let taken = async |sandbox: &Sandbox| {
+            let mut attack = start(sandbox, &spec("C-37", &["exhaust", "400", "terminals"])).await.unwrap();
+            let mut seen = String::new();
+            while !seen.contains("ready\n") {
+                if let Some(node::Event::Data { bytes, .. }) = attack.next().await.unwrap() {
+                    seen.push_str(&String::from_utf8_lossy(&bytes));
+                }
+            }
+            attack.cancel().await.unwrap();
+            Said::read(&seen, None).number("took")
+        };
+        let (without, with) = (taken(&attacker).await, taken(&field.sandbox().await).await);
+        assert_eq!(without, 400, "control");
+        assert!(with <= 2 * api::limits::TERMINALS_MAX as u64, "{with} terminals");
+    });
+}
+
+/// Turns the limit and the owner of the namespace off, and shows that one sandbox takes what the next wants.
+fn shared_count(id: &'static str, resource: Resource, safe: u64, answer: &str) {
+    withstand(id, OCI, async |field| {
+        let before = getrlimit(resource);
+        let (attacker, bystander) = {
+            let _undefended = ["C-30", id].map(turn_off);
+            setrlimit(resource, Rlimit { current: Some(safe), ..before }).unwrap();
+            let both = (field.sandbox().await, field.sandbox().await);
+            setrlimit(resource, before).unwrap();
+            both
+        };
+        let attack = ready(&attacker, &spec(id, &["exhaust"])).await;
+        let said = field.attack(&bystander, &["probe"]).await;
+        attack.cancel().await.unwrap();
+        said.assert("control", &[("probe", answer)]);
+    });
+}
+
+/// What the bystander is to try of a table.
+fn probe(row: &Row) -> Vec<&'static str> {
+    std::iter::once("probe").chain(row.arguments.get(2).copied()).collect()
+}
+
+/// The payload of an attack as an exec.
+fn spec(id: &str, arguments: &[&str]) -> api::exec::ExecSpec {
+    let words = payload(id, arguments);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    api::exec::ExecSpec { deadline_ms: Some(120_000), ..exec(&words) }
+}
+
+/// The payload on the host, as root.
+fn on_host(id: &str, arguments: &[&str]) -> Said {
+    let words = payload(id, arguments);
+    let output = std::process::Command::new("python3").args(&words[1..]).output().unwrap();
+    Said::read(&String::from_utf8_lossy(&output.stdout), output.status.code())
+}
+
+/// How long an exec takes, of the slowest twentieth.
+async fn slowest(field: &Field<'_>, sandbox: &Sandbox) -> Duration {
+    let execs = if field.is_container() { EXECS } else { EXECS_USER_KERNEL };
+    let mut taken = Vec::new();
+    for _ in 0..execs {
+        let began = Instant::now();
+        let done = e2e::lab::collect(sandbox, &exec(&["echo", "here"])).await;
+        assert_eq!(text(&done), "here\n");
+        taken.push(began.elapsed());
+    }
+    taken.sort_unstable();
+    taken[execs * 95 / 100]
+}
+
+fn median(mut taken: Vec<Duration>) -> Duration {
+    taken.sort_unstable();
+    taken[taken.len() / 2]
+}
+
+/// What the buffers of all sockets of the machine take.
+fn socket_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/net/sockstat").unwrap();
+    let pages = |line: &str| line.split(" mem ").nth(1)?.split_whitespace().next()?.parse::<u64>().ok();
+    text.lines().filter_map(pages).sum::<u64>() * 4096
+}
+
+fn number(path: &str) -> u64 {
+    std::fs::read_to_string(path).unwrap().split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// Whether memory is counted by version 2, which charges buffers of sockets to it.
+fn is_unified() -> bool {
+    std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
+}

@@ -1,0 +1,184 @@
+//! A-15: terminals, too many, too large, torn, and flooded.
+
+use std::time::{Duration, Instant};
+
+use api::ErrorCode;
+use api::exec::{ExecSpec, Outcome};
+use api::limits::TERMINALS_MAX;
+use api::terminal::TerminalSize;
+use bytes::Bytes;
+use e2e::lab::{exec, script, sh, sized, start, text};
+use node::{Event, Exec};
+
+use super::field::{BOTH, OCI_BOTH, withstand};
+use super::room::Room;
+
+const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
+/// Sizes and keys of a storm, in full and in CI.
+const STORM: (usize, usize) = (10_000, 2_000);
+/// What a storm may take: a sandbox answers a thousand calls in a second or so.
+const STORM_WITHIN: Duration = Duration::from_secs(120);
+
+/// Says how often it was interrupted, once there is `/workspace/go`.
+const COUNTS_INTERRUPTS: &str = "
+import os, signal, time
+count = 0
+def interrupted(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, interrupted)
+print('ready', flush=True)
+while not os.path.exists('/workspace/go'):
+    time.sleep(0.05)
+print('caught', count, flush=True)
+";
+
+fn on_terminal(spec: ExecSpec) -> ExecSpec {
+    ExecSpec { terminal: Some(SIZE), deadline_ms: None, ..spec }
+}
+
+/// Terminals of the whole machine that are in use.
+fn in_use() -> u64 {
+    std::fs::read_to_string("/proc/sys/kernel/pty/nr").unwrap().trim().parse().unwrap()
+}
+
+/// Others use the machine too; what is lost here would be lost by the dozen.
+fn assert_given_back(before: u64) {
+    let now = in_use();
+    assert!(now < before + TERMINALS_MAX as u64, "{now} terminals in use, {before} before");
+}
+
+/// Reads until there is this text.
+async fn until(exec: &mut Exec, wanted: &str) -> String {
+    let mut seen = String::new();
+    let reading = async {
+        while !seen.contains(wanted) {
+            match exec.next().await.unwrap() {
+                Some(Event::Data { bytes, .. }) => seen.push_str(&String::from_utf8_lossy(&bytes)),
+                Some(Event::Gap { .. }) => {}
+                other => panic!("{other:?} instead of {wanted:?}"),
+            }
+        }
+    };
+    tokio::time::timeout(STORM_WITHIN, reading).await.unwrap_or_else(|_| panic!("no {wanted:?}"));
+    seen
+}
+
+/// A-15: a thousand of them.
+#[test]
+fn a_thousand_terminals_end_at_the_cap_and_none_is_lost() {
+    withstand("A-15", OCI_BOTH, async |field| {
+        // Control: without the cap of the mount, the same program gets its thousand.
+        let room = Room { uid: 1000, powerful: false, ..Room::default() };
+        let control = room.attack("A-15", &["hoard"]);
+        control.assert("control", &[("a thousand terminals", "ok")]);
+        assert_eq!(control.number("opened"), 1000, "{}", control.raw);
+
+        let before = in_use();
+        let (witness, sandbox) = (field.sandbox().await, field.sandbox().await);
+        let said = field.with_witness(&witness, field.attack(&sandbox, &["hoard"])).await;
+        if field.is_container() {
+            said.assert("sandbox", &[("a thousand terminals", "ENOSPC")]);
+            assert_eq!(said.number("opened"), 2 * TERMINALS_MAX as u64, "{}", said.raw);
+        } else {
+            // They are memory of the sandbox's own kernel, and nobody else's.
+            assert_given_back(before);
+        }
+        field.attack(&sandbox, &["tear"]).await.assert("sandbox", &[("torn", "200")]);
+        // Those that are asked for: the first are had, the others refused, and refused ones leave nothing.
+        let sleeper = on_terminal(exec(&["sleep", "600"]));
+        let (mut open, mut refused) = (Vec::new(), 0);
+        for _ in 0..1000 {
+            match start(&sandbox, &sleeper).await {
+                Ok(exec) => open.push(exec),
+                Err(error) => {
+                    assert_eq!(error.to_api().code, ErrorCode::Capacity);
+                    refused += 1;
+                }
+            }
+        }
+        assert_eq!((open.len(), refused), (TERMINALS_MAX, 1000 - TERMINALS_MAX));
+        for exec in open {
+            exec.cancel().await.unwrap();
+            assert_eq!(exec.collect().await.unwrap().end.outcome, Outcome::Cancelled);
+        }
+        field.recovers(&sandbox).await;
+        assert_eq!(text(&sh(&sandbox, "ls /dev/pts").await), "ptmx\n", "a terminal was left");
+        assert_given_back(before);
+    });
+}
+
+/// A-15: sizes that no terminal has, and more of them than anybody needs.
+#[test]
+fn a_storm_of_sizes_ends_with_the_last_and_keeps_nobody_waiting() {
+    withstand("A-15", BOTH, async |field| {
+        let (witness, sandbox) = (field.sandbox().await, field.sandbox().await);
+        let spec = on_terminal(script("trap : WINCH; echo ready; read -r _; stty size; echo over"));
+        let mut terminal = start(&sandbox, &spec).await.unwrap();
+        until(&mut terminal, "ready").await;
+        let storm = async {
+            for number in 0..sized(STORM.0, STORM.1) {
+                let refused = terminal.resize(TerminalSize { cols: 65_535, rows: 65_535 }).await.unwrap_err();
+                assert_eq!(refused.to_api().code, ErrorCode::LimitExceeded);
+                // Control: those that there are arrive.
+                if number % 10 == 0 {
+                    let side = 1 + u32::try_from(number % 1000).unwrap();
+                    terminal.resize(TerminalSize { cols: side, rows: side }).await.unwrap();
+                }
+            }
+            terminal.resize(TerminalSize { cols: 77, rows: 7 }).await.unwrap();
+        };
+        let began = Instant::now();
+        field.with_witness(&witness, storm).await;
+        assert!(began.elapsed() < STORM_WITHIN, "{:?}", began.elapsed());
+        terminal.write_stdin(0, Bytes::from_static(b"\r"), false, STORM_WITHIN).await.unwrap();
+        let seen = until(&mut terminal, "over").await;
+        assert!(seen.contains("7 77"), "{seen:?}");
+        field.recovers(&sandbox).await;
+    });
+}
+
+/// A-15: keys as fast as they can be typed, for programs that take them and programs that do not, and readers that vanish.
+#[test]
+fn a_storm_of_keys_and_readers_that_vanish_block_nobody() {
+    withstand("A-15", BOTH, async |field| {
+        let (witness, sandbox) = (field.sandbox().await, field.sandbox().await);
+        let before = in_use();
+        // Not in bash, which under such a storm can come to wait for ever for a child that has ended.
+        let mut terminal =
+            start(&sandbox, &on_terminal(exec(&["python3", "-c", COUNTS_INTERRUPTS]))).await.unwrap();
+        until(&mut terminal, "ready").await;
+        let storm = async {
+            let keys = Bytes::from(vec![3_u8; 100]);
+            for number in 0..sized(STORM.0, STORM.1) as u64 / 100 {
+                terminal.write_stdin(number * 100, keys.clone(), false, STORM_WITHIN).await.unwrap();
+            }
+        };
+        field.with_witness(&witness, storm).await;
+        sh(&sandbox, "touch /workspace/go").await;
+        let seen = until(&mut terminal, "caught").await;
+        // Control: they arrived.
+        assert!(!seen.contains("caught 0\r"), "{seen:?}");
+        // A program that never reads: what does not fit waits here, and the guest answers others.
+        let deaf = start(&sandbox, &on_terminal(script("stty raw -echo; exec sleep 600"))).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let much = Bytes::from(vec![b'x'; 1 << 20]);
+        let waited = deaf.write_stdin(0, much, false, Duration::from_secs(2)).await;
+        assert!(waited.is_err(), "a megabyte was taken by nobody");
+        field.recovers(&sandbox).await;
+        // Readers that vanish in a flood, and an end in the middle of it.
+        let flood = start(&sandbox, &on_terminal(exec(&["yes"]))).await.unwrap();
+        for _ in 0..50 {
+            let mut reader = sandbox.reader(flood.id().clone());
+            reader.next().await.unwrap();
+        }
+        field.recovers(&sandbox).await;
+        for exec in [deaf, flood] {
+            exec.cancel().await.unwrap();
+            assert_eq!(exec.collect().await.unwrap().end.outcome, Outcome::Cancelled);
+        }
+        field.recovers(&sandbox).await;
+        assert_eq!(text(&sh(&sandbox, "ls /dev/pts").await), "ptmx\n", "a terminal was left");
+        assert_given_back(before);
+    });
+}

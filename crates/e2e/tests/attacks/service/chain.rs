@@ -1,0 +1,152 @@
+//! L-14: the audit log is cut, changed, or loses a line or a file; and what it says of creates that were refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use api::account::{Quota, Role};
+use e2e::service::{PLENTY, Service, served, until};
+use serde_json::{Value, json};
+
+use super::ground::{held, keyed, recovers, small};
+
+/// Acts that fill several files of 4 KiB.
+const ACTS: usize = 120;
+
+/// Runs `bellglass audit verify`: whether the log is whole, and what was said.
+fn verify(service: &Service, undefended: bool) -> (bool, String) {
+    let mut command = service.command(&["audit", "verify"]);
+    if undefended {
+        command.env(api::defence::VARIABLE, "L-14");
+    }
+    let output = command.output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+/// The files of the log, the oldest first, the one that is written last.
+fn files(data: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(data).unwrap().flatten().map(|entry| entry.path());
+    let is_full = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        name.strip_prefix("audit.log.").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let mut full: Vec<_> = entries.filter(is_full).collect();
+    full.sort();
+    full.push(data.join("audit.log"));
+    full
+}
+
+fn entries(data: &Path) -> Vec<Value> {
+    // One may be renamed, or a line half-written, at this moment: then it is looked at again.
+    let text: String = files(data).iter().map(|path| fs::read_to_string(path).unwrap_or_default()).collect();
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_default()).collect()
+}
+
+type Tampering = (&'static str, fn(&[PathBuf]), &'static str);
+
+fn without_line(path: &Path, line: usize) {
+    let text = fs::read_to_string(path).unwrap();
+    let kept = text.split_inclusive('\n').enumerate().filter(|(number, _)| *number != line);
+    fs::write(path, kept.map(|(_, line)| line).collect::<String>()).unwrap();
+}
+
+const TAMPERINGS: [Tampering; 5] = [
+    (
+        "a changed line",
+        |files| {
+            let text = fs::read_to_string(&files[1]).unwrap();
+            fs::write(&files[1], text.replacen("\"many\"", "\"none\"", 1)).unwrap();
+        },
+        "audit.log.000002, line ",
+    ),
+    ("a missing line", |files| without_line(&files[1], 3), "1 entries are missing before this line"),
+    ("a missing file", |files| fs::remove_file(&files[1]).unwrap(), "entries are missing before this line"),
+    ("a missing first file", |files| fs::remove_file(&files[0]).unwrap(), "entries of the log are missing"),
+    (
+        "a cut end",
+        |files| {
+            // The file that is being written has no entry yet where the one before it has just been filled.
+            let has_entries = |path: &&PathBuf| fs::metadata(path).unwrap().len() > 0;
+            fs::write(files.iter().rfind(has_entries).unwrap(), "").unwrap();
+        },
+        "missing at the end",
+    ),
+];
+
+/// L-14.
+#[test]
+fn whatever_is_taken_out_of_the_audit_log_shows() {
+    served(async || {
+        let place = tempfile::tempdir().unwrap();
+        let config = place.path().join("serve.toml");
+        fs::write(&config, "pool_ready = 0\naudit_bytes_max = 65536\n").unwrap();
+        let mut service = Service::with(&[], &["--config", config.to_str().unwrap()]);
+        let data = service.data().to_owned();
+        // What became of a create is said: one was made, one was refused.
+        let poor = service.key_of("poor", Role::Write, Quota { sandboxes: 0, ..PLENTY }).await;
+        assert_eq!(keyed(&service, &poor, "POST", "/v1/sandboxes", &small()).status, 429);
+        recovers(&service).await;
+        for _ in 0..ACTS {
+            let put = keyed(&service, &service.key, "PUT", "/v1/projects/many", &json!({ "quota": PLENTY }));
+            assert_eq!(put.status, 200, "{put:?}");
+        }
+        until(std::time::Duration::from_secs(10), "the log to be written", async || {
+            entries(&data).iter().filter(|entry| entry["detail"] == "many").count() == ACTS
+        })
+        .await;
+        let all = entries(&data);
+        // Within a second it is written beside the log where it ends.
+        until(std::time::Duration::from_secs(10), "the head", async || {
+            let head = fs::read_to_string(data.join("audit.log.head")).unwrap_or_default();
+            head.split_whitespace().next() == Some(entries(&data).len().to_string().as_str())
+        })
+        .await;
+        let of = |project: &str, act: &str| {
+            all.iter().filter(|entry| entry["project"] == project && entry["act"] == act).count()
+        };
+        assert_eq!((of("poor", "sandbox_create"), of("poor", "sandbox_refused")), (0, 1));
+        assert_eq!((of("default", "sandbox_create"), of("default", "sandbox_refused")), (1, 0));
+        let count = files(&data).len();
+        assert!(count >= 4, "{count} files");
+        let (whole, said) = verify(&service, false);
+        assert!(whole && said.contains("the audit log is intact"), "{said}");
+        service.kill();
+        let (whole, said) = verify(&service, false);
+        assert!(whole, "{said}");
+        let kept = files(&data).into_iter().chain([data.join("audit.log.head")]);
+        let copies: Vec<_> = kept.map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+        for (what, tamper, expected) in TAMPERINGS {
+            tamper(&files(&data));
+            let (whole, said) = verify(&service, false);
+            assert!(!whole && said.contains(expected), "{what}: {said}");
+            // Control: without the defence nobody sees it.
+            let (whole, said) = verify(&service, true);
+            assert!(whole, "control, {what}: {said}");
+            for (path, bytes) in &copies {
+                fs::write(path, bytes).unwrap();
+            }
+        }
+        // The server says it too, when it starts.
+        for (place, expected) in [(0, "the audit log is damaged"), (4, "the audit log was truncated")] {
+            let before = service.words().len();
+            TAMPERINGS[place].1(&files(&data));
+            service.begin();
+            until(std::time::Duration::from_secs(10), expected, async || {
+                service.words()[before..].contains(expected)
+            })
+            .await;
+            recovers(&service).await;
+            service.kill();
+            for path in files(&data) {
+                fs::remove_file(path).unwrap();
+            }
+            for (path, bytes) in &copies {
+                fs::write(path, bytes).unwrap();
+            }
+        }
+        held(
+            "L-14",
+            &format!("{} entries in {count} files; {} kinds of tampering", all.len(), TAMPERINGS.len()),
+        );
+    });
+}

@@ -1,0 +1,213 @@
+//! H-20: the API of E2B without the right to it.
+
+use api::account::Role;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use e2e::service::{PLENTY, Service, served};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::ground::{Answer, ask, held, keyed, recovers, small};
+
+/// Every route inside, and what it takes.
+const ROUTES: [(&str, &str, &str); 19] = [
+    ("GET", "/files?path=/etc/hostname", ""),
+    ("POST", "/files?path=/workspace/x", "x"),
+    ("POST", "/process.Process/Start", r#"{"process":{"cmd":"/bin/true"}}"#),
+    ("POST", "/process.Process/Connect", r#"{"process":{"pid":1}}"#),
+    ("POST", "/process.Process/List", "{}"),
+    ("POST", "/process.Process/SendInput", r#"{"process":{"pid":1}}"#),
+    ("POST", "/process.Process/SendSignal", r#"{"process":{"pid":1},"signal":9}"#),
+    ("POST", "/process.Process/CloseStdin", r#"{"process":{"pid":1}}"#),
+    ("POST", "/process.Process/Update", r#"{"process":{"pid":1}}"#),
+    ("POST", "/filesystem.Filesystem/Stat", r#"{"path":"/"}"#),
+    ("POST", "/filesystem.Filesystem/ListDir", r#"{"path":"/"}"#),
+    ("POST", "/filesystem.Filesystem/MakeDir", r#"{"path":"/workspace/d"}"#),
+    ("POST", "/filesystem.Filesystem/Remove", r#"{"path":"/workspace/d"}"#),
+    ("POST", "/filesystem.Filesystem/Move", r#"{"source":"/a","destination":"/b"}"#),
+    ("POST", "/filesystem.Filesystem/CreateWatcher", r#"{"path":"/workspace"}"#),
+    ("POST", "/filesystem.Filesystem/GetWatcherEvents", r#"{"watcherId":"x"}"#),
+    ("POST", "/execute", r#"{"code":"1"}"#),
+    ("GET", "/contexts", ""),
+    ("POST", "/contexts", "{}"),
+];
+
+/// A sandbox, and what opens it.
+pub(crate) struct Opened {
+    pub(crate) id: String,
+    pub(crate) token: String,
+    pub(crate) traffic: String,
+}
+
+pub(crate) fn opened(service: &Service, key: &str) -> Opened {
+    let made = keyed(service, key, "POST", "/v1/sandboxes", &small()).json();
+    let id = made["id"].as_str().unwrap().to_owned();
+    let path = format!("/v2/sandboxes/{id}/connect");
+    let told = keyed(service, key, "POST", &path, &json!({ "timeout": 60 })).json();
+    let text = |name: &str| told[name].as_str().unwrap().to_owned();
+    Opened { id, token: text("envdAccessToken"), traffic: text("trafficAccessToken") }
+}
+
+pub(crate) fn inside(
+    service: &Service,
+    sandbox: &str,
+    more: &[(&str, &str)],
+    (method, path, body): (&str, &str, &str),
+) -> Answer {
+    let kind = if body == "x" { "application/octet-stream" } else { "application/json" };
+    let mut headers = vec![("e2b-sandbox-id", sandbox), ("content-type", kind)];
+    headers.extend(more);
+    ask(service, method, path, &headers, body.as_bytes())
+}
+
+/// A stream says in its only message what elsewhere the status says. After many wrong tokens from one address, less is said.
+fn is_refused(answer: &Answer) -> bool {
+    let streams = answer.header("content-type") == Some("application/connect+json");
+    let told = |code: &str| answer.body.contains(&format!(r#"{{"error":{{"code":"{code}""#));
+    [401, 429].contains(&answer.status)
+        || (streams && (told("unauthenticated") || told("resource_exhausted")))
+}
+
+/// H-20: tokens.
+#[test]
+fn nothing_inside_is_reached_without_the_token_of_that_sandbox() {
+    served(async || {
+        let service = Service::start();
+        let (mine, other) = (opened(&service, &service.key), opened(&service, &service.key));
+        let short = mine.token[1..].to_owned();
+        let key = format!("Bearer {}", service.key);
+        for route in ROUTES {
+            let is_code = route.1.starts_with("/execute") || route.1.starts_with("/contexts");
+            for (what, name, value) in [
+                ("no token", "x-nothing", ""),
+                ("another's", "x-access-token", other.token.as_str()),
+                ("a short one", "x-access-token", &short),
+                ("that of the ports", "x-access-token", &mine.traffic),
+                ("an empty one", "x-access-token", ""),
+                ("the key", "authorization", &key),
+                ("another's ports'", "e2b-traffic-access-token", &other.traffic),
+            ] {
+                let answer = inside(&service, &mine.id, &[(name, value)], route);
+                assert!(is_refused(&answer), "{route:?} with {what}: {answer:?}");
+            }
+            if !is_code {
+                let traffic = [("e2b-traffic-access-token", mine.traffic.as_str())];
+                assert!(is_refused(&inside(&service, &mine.id, &traffic, route)), "{route:?}");
+            }
+            // Control: with its own token none of them is refused for that.
+            let answer = inside(&service, &mine.id, &[("x-access-token", &mine.token)], route);
+            assert!(!is_refused(&answer), "{route:?}: {answer:?}");
+        }
+        // By the host of a sandbox nothing of it is reached either: what stands there is the same.
+        let host = format!("49983-{}.sandbox.localhost", mine.id);
+        let by_host = |headers: &[(&str, &str)]| {
+            let mut text =
+                format!("GET /files?path=/etc/hostname HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n");
+            headers.iter().for_each(|(name, value)| text.push_str(&format!("{name}: {value}\r\n")));
+            super::ground::send(&super::ground::address(&service), (text + "\r\n").as_bytes()).status
+        };
+        assert_eq!(by_host(&[]), 429);
+        assert_eq!(by_host(&[("e2b-sandbox-id", &other.id), ("x-access-token", &other.token)]), 429);
+        assert_eq!(by_host(&[("x-access-token", &mine.token)]), 200, "control");
+        recovers(&service).await;
+        held("H-20", &format!("{} routes, none without its token", ROUTES.len()));
+    });
+}
+
+pub(crate) fn signature(path: &str, act: &str, token: &str, until: Option<u64>) -> String {
+    let mut text = format!("{path}:{act}::{token}");
+    if let Some(until) = until {
+        text = format!("{text}:{until}");
+    }
+    let sum = STANDARD_NO_PAD.encode(Sha256::digest(text));
+    format!("v1_{}", sum.replace('+', "%2B").replace('/', "%2F"))
+}
+
+/// H-20: signed addresses, and other people's sandboxes.
+#[test]
+fn a_signed_address_is_for_one_file_and_a_key_for_one_project() {
+    served(async || {
+        let service = Service::start();
+        let (mine, other) = (opened(&service, &service.key), opened(&service, &service.key));
+        let get = |path: &str, signature: &str, more: &str, headers: &[(&str, &str)]| {
+            ask(&service, "GET", &format!("/files?path={path}&signature={signature}{more}"), headers, b"")
+                .status
+        };
+        let (file, now_s) = ("/etc/hostname", std::time::UNIX_EPOCH.elapsed().unwrap().as_secs());
+        let right = signature(file, "read", &mine.token, None);
+        assert_eq!(get(file, &right, "", &[]), 200, "control");
+        let later = signature(file, "read", &mine.token, Some(now_s + 60));
+        assert_eq!(get(file, &later, &format!("&signature_expiration={}", now_s + 60), &[]), 200, "control");
+        for (what, status) in [
+            ("another path", get("/etc/passwd", &right, "", &[])),
+            ("to write", get(file, &signature(file, "write", &mine.token, None), "", &[])),
+            ("another user", get(file, &right, "&username=user", &[])),
+            ("another time", get(file, &later, &format!("&signature_expiration={}", now_s + 61), &[])),
+            ("without its time", get(file, &later, "", &[])),
+            (
+                "too late",
+                get(file, &signature(file, "read", &mine.token, Some(5)), "&signature_expiration=5", &[]),
+            ),
+            ("aimed at another", get(file, &right, "", &[("e2b-sandbox-id", &other.id)])),
+            ("by the ports' token", get(file, &signature(file, "read", &mine.traffic, None), "", &[])),
+            ("by none", get(file, &signature(file, "read", "", None), "", &[])),
+        ] {
+            assert_eq!(status, 401, "{what}");
+        }
+        // A place that means two is none.
+        let token = [("x-access-token", mine.token.as_str())];
+        let up = inside(&service, &mine.id, &token, ("POST", "/files?path=../../etc/x", "x"));
+        assert_eq!(up.status, 400, "{up:?}");
+        // What is another project's is not there.
+        let theirs = service.key_of("other", Role::Write, PLENTY).await;
+        for (method, path, body) in [
+            ("GET", format!("/sandboxes/{}", mine.id), Value::Null),
+            ("DELETE", format!("/sandboxes/{}", mine.id), Value::Null),
+            ("POST", format!("/v2/sandboxes/{}/connect", mine.id), json!({})),
+            ("POST", format!("/sandboxes/{}/timeout", mine.id), json!({ "timeout": 1 })),
+            ("POST", format!("/sandboxes/{}/pause", mine.id), json!({})),
+            ("PUT", format!("/sandboxes/{}/network", mine.id), json!({})),
+            ("GET", format!("/sandboxes/{}/metrics", mine.id), Value::Null),
+            ("GET", format!("/v2/sandboxes/{}/logs", mine.id), Value::Null),
+        ] {
+            let answer = keyed(&service, &theirs, method, &path, &body);
+            assert_eq!(
+                (answer.status, &answer.json()["code"]),
+                (404, &json!(404)),
+                "{method} {path}: {answer:?}"
+            );
+        }
+        let listed = keyed(&service, &theirs, "GET", "/v2/sandboxes", &Value::Null).json();
+        assert_eq!(listed, json!([]));
+        let own = keyed(&service, &service.key, "GET", "/v2/sandboxes", &Value::Null).json();
+        assert_eq!(own.as_array().unwrap().len(), 2, "control");
+        assert!(!own.to_string().contains(&mine.token), "a list opens nothing");
+        recovers(&service).await;
+        held("H-20", "signatures for another file, act, user, time or sandbox; sandboxes of another project");
+    });
+}
+
+/// H-42: a signature without a path, as E2B's JavaScript SDK makes them, is for new files with plain names.
+#[test]
+fn a_signature_without_a_path_writes_plain_names_only() {
+    served(async || {
+        let mut service = Service::start();
+        let written = |service: &Service, name: &str| {
+            let mine = opened(service, &service.key);
+            let path = format!("/files?signature={}", signature("", "write", &mine.token, None));
+            let body = format!(
+                "--zzz\r\ncontent-disposition: form-data; name=\"file\"; filename=\"{name}\"\r\n\r\nx\r\n--zzz--\r\n"
+            );
+            let headers =
+                [("content-type", "multipart/form-data; boundary=zzz"), ("e2b-sandbox-id", mine.id.as_str())];
+            ask(service, "POST", &path, &headers, body.as_bytes()).status
+        };
+        assert_eq!(written(&service, "plain.txt"), 200, "control");
+        for name in [".bashrc", "/workspace/x", "below/x", "../x", "/etc/x"] {
+            assert_eq!(written(&service, name), 403, "{name}");
+        }
+        service.undefend("H-42");
+        assert_eq!(written(&service, ".bashrc"), 200, "control");
+        held("H-42", "a signature without a path writes no hidden file and no other directory");
+    });
+}

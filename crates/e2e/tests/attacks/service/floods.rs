@@ -1,0 +1,288 @@
+//! H-41: floods on every path, by clients without a key and by clients of one project.
+//!
+//! Each flood is 200 connections for 60 s, in CI for 2 s. While it lasts the server's memory may grow by 64 MiB where no key was shown,
+//! and by 128 MiB where those of one project were. Afterwards it comes back to within 16 MiB of where it was before the first. A
+//! bystander is served within a second throughout.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::account::Role;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use e2e::lab::sized;
+use e2e::service::{PLENTY, Service, served};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+use super::e2b::{Opened, opened};
+use super::flow::{Deaf, MIB, Peak};
+use super::ground::{Answer, Bystander, address, head, held, keyed, recovers, rss_bytes};
+
+const CONNECTIONS: usize = 200;
+const STRANGERS_MAX: u64 = 64 * MIB;
+const PROJECT_MAX: u64 = 128 * MIB;
+/// How far from where it was memory may stay, and how long it has to come back.
+const LEFT_MAX: u64 = 16 * MIB;
+const SETTLES_WITHIN: Duration = Duration::from_secs(60);
+
+/// What each connection of a flood does.
+#[derive(Clone)]
+enum Way {
+    /// Sends this, and is held open without reading.
+    Held(Vec<u8>),
+    /// Sends this, reads what comes back, and begins anew.
+    Again(Vec<u8>),
+    /// Asks for this over HTTP/2 without a window.
+    Deaf(String, Vec<(String, String)>),
+}
+
+fn lasts() -> Duration {
+    Duration::from_secs(sized(60, 2))
+}
+
+/// An attacker has processors of its own: this thread, and those it starts, take none from the server while that has something to do.
+fn on_own_processors() {
+    rustix::process::setpriority_process(None, 15).unwrap();
+}
+
+/// One connection of a flood, until it is over.
+fn drip(address: &str, way: &Way, until: Instant) {
+    on_own_processors();
+    let left = || until.saturating_duration_since(Instant::now());
+    let (bytes, again) = match way {
+        Way::Held(bytes) => (bytes, false),
+        Way::Again(bytes) => (bytes, true),
+        Way::Deaf(..) => return,
+    };
+    while !left().is_zero() {
+        let Ok(mut stream) = TcpStream::connect(address) else { continue };
+        let within = Some(left().clamp(Duration::from_millis(10), Duration::from_secs(2)));
+        stream.set_write_timeout(within).unwrap();
+        stream.set_read_timeout(within).unwrap();
+        let mut taken =
+            bytes.chunks(64 << 10).take_while(|part| !left().is_zero() && stream.write_all(part).is_ok());
+        let whole = taken.by_ref().count() * (64 << 10) >= bytes.len();
+        if again {
+            let mut rest = [0; 4096];
+            while !left().is_zero() && matches!(stream.read(&mut rest), Ok(count) if count > 0) {}
+        } else if whole {
+            // Nothing is read: it is there until the flood is over.
+            std::thread::sleep(left());
+        } else {
+            std::thread::sleep(left().min(Duration::from_millis(50)));
+        }
+    }
+}
+
+/// Connections with as many requests as HTTP/2 lets them have, whose answers nobody takes.
+fn deaf(service: &Service, path: &str, headers: &[(&str, &str)]) -> Vec<Deaf> {
+    let open = || {
+        on_own_processors();
+        (0..CONNECTIONS).map(|_| Deaf::open(service, 256, path, headers)).collect()
+    };
+    std::thread::scope(|scope| scope.spawn(open).join().unwrap())
+}
+
+/// Floods a server, and says how much its memory grew at most.
+fn flood(service: &Service, way: &Way) -> u64 {
+    let peak = Peak::of(service);
+    let until = Instant::now() + lasts();
+    if let Way::Deaf(path, headers) = way {
+        let headers: Vec<(&str, &str)> =
+            headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let all = deaf(service, path, &headers);
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        drop(all);
+        return peak.grown();
+    }
+    let (address, way) = (Arc::new(address(service)), Arc::new(way.clone()));
+    let all: Vec<_> = (0..CONNECTIONS)
+        .map(|_| {
+            let (address, way) = (Arc::clone(&address), Arc::clone(&way));
+            std::thread::spawn(move || drip(&address, &way, until))
+        })
+        .collect();
+    all.into_iter().for_each(|one| one.join().unwrap());
+    peak.grown()
+}
+
+/// Floods a server in every one of these ways.
+async fn floods(service: &Service, most: u64, ways: Vec<(&str, Way)>) {
+    recovers(service).await;
+    let before = rss_bytes(service.pid());
+    let mut figures = Vec::new();
+    for (what, way) in &ways {
+        let bystander = Bystander::of(service);
+        let grown = flood(service, way);
+        let slowest = bystander.was_served();
+        let (over, mut after) = (Instant::now(), u64::MAX);
+        while over.elapsed() < SETTLES_WITHIN && after > LEFT_MAX {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            after = rss_bytes(service.pid()).saturating_sub(before);
+        }
+        let settled = over.elapsed();
+        println!(
+            "flood {what}: {} MiB, {} MiB {settled:.0?} later; a bystander waited {slowest:?}",
+            grown / MIB,
+            after / MIB
+        );
+        assert!(grown <= most, "{what}: {} MiB", grown / MIB);
+        assert!(after <= LEFT_MAX, "{what}: {} MiB are still held {settled:?} later", after / MIB);
+        figures.push(format!("{what} {} MiB", grown / MIB));
+    }
+    recovers(service).await;
+    held("H-41", &figures.join(", "));
+}
+
+fn body(path: &str, headers: &[(&str, &str)], length: usize, sent: usize) -> Vec<u8> {
+    let mut bytes = (head("POST", path, headers) + &format!("content-length: {length}\r\n\r\n")).into_bytes();
+    bytes.resize(bytes.len() + sent, b' ');
+    bytes
+}
+
+fn form(headers: &[(&str, &str)], path: &str) -> Vec<u8> {
+    let mut all = headers.to_vec();
+    all.push(("content-type", "multipart/form-data; boundary=zzz"));
+    let mut bytes =
+        (head("POST", path, &all) + "content-length: 1073741824\r\n\r\n--zzz\r\nX-A: ").into_bytes();
+    bytes.resize(bytes.len() + 4 * MIB as usize, b'a');
+    bytes
+}
+
+fn get(path: &str, headers: &[(&str, &str)]) -> Vec<u8> {
+    (head("GET", path, headers) + "\r\n").into_bytes()
+}
+
+/// H-41.
+#[test]
+fn a_flood_without_a_key_takes_little_memory_and_gives_it_back() {
+    served(async || {
+        let service = Service::start();
+        let sandbox = opened(&service, &service.key);
+        let json = ("content-type", "application/json");
+        let wrong = ("authorization", "Bearer 0");
+        let named = ("e2b-sandbox-id", sandbox.id.as_str());
+        let lines = format!("x-a: {}\r\n", "a".repeat(7000)).repeat(60);
+        let pipelined = "GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(200).into_bytes();
+        let mib = MIB as usize;
+        let ways = vec![
+            ("heads without end", Way::Held((head("GET", "/", &[]) + &lines).into_bytes())),
+            ("bodies for a create", Way::Again(body("/v1/sandboxes", &[json, wrong], 16 * mib, 4 * mib))),
+            ("bodies for a file", Way::Held(body("/files?path=/x", &[named], mib, mib - 1))),
+            ("forms", Way::Held(form(&[named], "/files?path=/x"))),
+            ("bodies for MCP", Way::Held(body("/mcp", &[json, wrong], 8 * mib, 4 * mib))),
+            ("streams of input", Way::Held(body("/process.Process/StreamInput", &[named], 8 * mib, 4 * mib))),
+            ("descriptions that nobody reads", Way::Held(pipelined)),
+            ("descriptions", Way::Again(get("/openapi.json", &[]))),
+            ("health", Way::Again(get("/healthz", &[]))),
+            ("health of a sandbox", Way::Again(get("/health", &[named]))),
+            ("wrong keys", Way::Again(get("/v1/sandboxes", &[wrong]))),
+            ("wrong signatures", Way::Again(get("/files?path=/etc/passwd&signature=v1_a", &[]))),
+            ("HTTP/2 without a window", Way::Deaf("/openapi.json".into(), Vec::new())),
+            ("refusals without a window", Way::Deaf("/v1/sandboxes".into(), Vec::new())),
+            (
+                "wrong keys without a window",
+                Way::Deaf("/v1/sandboxes".into(), vec![("authorization".into(), "Bearer 0".into())]),
+            ),
+        ];
+        floods(&service, STRANGERS_MAX, ways).await;
+    });
+}
+
+fn signed(sandbox: &Opened, path: &str, act: &str) -> String {
+    let sum = STANDARD_NO_PAD.encode(Sha256::digest(format!("{path}:{act}::{}", sandbox.token)));
+    format!("/files?path={path}&signature=v1_{}", sum.replace('+', "%2B").replace('/', "%2F"))
+}
+
+/// H-41.
+#[test]
+fn a_flood_of_one_project_takes_its_share_of_memory_and_gives_it_back() {
+    served(async || {
+        let service = Service::start();
+        let key = service.key_of("pa", Role::Write, PLENTY).await;
+        let bearer = format!("Bearer {key}");
+        let sandbox = opened(&service, &key);
+        let (json, shown) = (("content-type", "application/json"), ("authorization", bearer.as_str()));
+        let token = [("e2b-sandbox-id", sandbox.id.as_str()), ("x-access-token", sandbox.token.as_str())];
+        let typed = [token[0], token[1], json];
+        let client = service.client_of("pa", Role::Write, PLENTY).await;
+        let spec = e2e::lab::script("head -c 20000000 /dev/zero > /workspace/large");
+        client.exec(&sandbox.id.parse().unwrap(), &spec).await.unwrap().collect().await.unwrap();
+        let spec = json!({ "argv": ["/bin/sleep", "600"], "stdin": true });
+        let path = format!("/v1/sandboxes/{}/execs", sandbox.id);
+        let exec = keyed(&service, &key, "POST", &path, &spec).json()["id"].as_str().unwrap().to_owned();
+        let stdin = format!("{path}/{exec}/stdin?offset=0");
+        let file = format!("/v1/sandboxes/{}/files/content?path=/workspace/large", sandbox.id);
+        let mib = MIB as usize;
+        let elements = format!("{{\"a\":[{}1]}}", "1,".repeat(mib));
+        let mut wide = body("/v1/sandboxes", &[shown, json], elements.len(), 0);
+        wide.extend(elements.bytes());
+        let mut tiny = (head("POST", "/v1/sandboxes", &[shown, json]) + "transfer-encoding: chunked\r\n\r\n")
+            .into_bytes();
+        tiny.extend(b"1\r\n \r\n".repeat(mib));
+        let mut input = body(&stdin, &[shown], mib, mib);
+        input.splice(..4, *b"PUT");
+        let announced = [&[0][..], &u32::try_from(8 * MIB - 5).unwrap().to_be_bytes()].concat();
+        let mut stream = body("/process.Process/StreamInput", &token, 8 * mib, 0);
+        stream.extend(&announced);
+        stream.resize(stream.len() + 7 * mib, b' ');
+        let ways = vec![
+            ("bodies for a create", Way::Held(body("/v1/sandboxes", &[shown, json], 15 * mib, 14 * mib))),
+            ("bodies of many elements", Way::Again(wide)),
+            ("bodies in single bytes", Way::Held(tiny)),
+            ("bodies for MCP", Way::Held(body("/mcp", &[shown, json], 15 * mib, 14 * mib))),
+            ("input that nobody reads", Way::Held(input)),
+            ("streams of input", Way::Held(stream)),
+            (
+                "messages for a sandbox",
+                Way::Held(body("/process.Process/SendInput", &typed, 8 * mib, 7 * mib)),
+            ),
+            ("forms", Way::Held(form(&token, "/files?path=/workspace/x"))),
+            ("forms at a signed address", Way::Held(form(&[], &signed(&sandbox, "/workspace/x", "write")))),
+            ("files that nobody reads", Way::Held(get(&file, &[shown]))),
+            (
+                "a signed file that nobody reads",
+                Way::Held(get(&signed(&sandbox, "/workspace/large", "read"), &[])),
+            ),
+            (
+                "lists without a window",
+                Way::Deaf("/v1/sandboxes".into(), vec![("authorization".into(), bearer.clone())]),
+            ),
+        ];
+        floods(&service, PROJECT_MAX, ways).await;
+    });
+}
+
+/// What another project was refused while one project asks for lists that it does not take.
+fn refused_beside_lists(service: &Service, bearer: &str) -> Vec<Answer> {
+    let all = deaf(service, "/v1/sandboxes", &[("authorization", bearer)]);
+    let until = Instant::now() + lasts();
+    let mut refused = Vec::new();
+    while Instant::now() < until {
+        let answer = keyed(service, &service.key, "GET", "/v1/sandboxes", &json!(null));
+        if answer.status != 200 {
+            refused.push(answer);
+        }
+    }
+    drop(all);
+    refused
+}
+
+/// H-41: who pays for reads of the store.
+#[test]
+fn lists_of_one_project_leave_the_store_to_the_others() {
+    served(async || {
+        let mut service = Service::start();
+        let bearer = format!("Bearer {}", service.key_of("pa", Role::Write, PLENTY).await);
+        let refused = refused_beside_lists(&service, &bearer);
+        assert!(refused.is_empty(), "{refused:?}");
+        service.undefend("H-41");
+        let without = refused_beside_lists(&service, &bearer).len();
+        assert!(without > 0, "control: nobody was refused");
+        recovers(&service).await;
+        held("H-41", &format!("0 requests of another project refused, {without} without turns"));
+    });
+}

@@ -1,0 +1,291 @@
+//! What all attacks on the service stand on: raw requests, payloads, the server's memory, and a bystander.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use api::exec::ExecSpec;
+use api::sandbox::Tier;
+use e2e::service::Service;
+use serde_json::{Value, json};
+
+/// The slowest answer of all, a start behind many others.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// Whoever else asks is answered within this, whatever goes on.
+const OTHERS_WITHIN: Duration = Duration::from_secs(1);
+/// No payload takes longer.
+const PAYLOAD_SECONDS: &str = "120";
+
+/// What came back from a request; status 0 is a connection that ended without an answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// Nothing more came, and nobody closed.
+    pub(crate) waits: bool,
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    /// The value of a header.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        lines.find(|(is, _)| is.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    /// The body as JSON.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The status and the code of an error.
+    pub(crate) fn refusal(&self) -> (u16, String) {
+        let body: Value = serde_json::from_str(&self.body).unwrap_or_default();
+        (self.status, body["code"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Asserts that it is this refusal.
+    pub(crate) fn assert(&self, what: &str, status: u16, code: &str) {
+        assert_eq!(self.refusal(), (status, code.to_owned()), "{what}: {self:?}");
+    }
+}
+
+/// The address of a server, without its scheme.
+pub(crate) fn address(service: &Service) -> String {
+    service.url().split_once("://").unwrap().1.to_owned()
+}
+
+/// Its port.
+pub(crate) fn port(service: &Service) -> String {
+    address(service).rsplit_once(':').unwrap().1.to_owned()
+}
+
+/// Sends these bytes and reads until the other side closes.
+pub(crate) fn send(address: &str, bytes: &[u8]) -> Answer {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(ANSWER_WITHIN)).unwrap();
+    stream.set_write_timeout(Some(ANSWER_WITHIN)).unwrap();
+    // Whoever is refused early is not listened to any longer.
+    let _ = stream.write_all(bytes);
+    let answer = read(&mut stream);
+    assert!(!answer.waits, "no answer within {ANSWER_WITHIN:?}: {answer:?}");
+    answer
+}
+
+/// Reads an answer until the other side closes.
+pub(crate) fn read(stream: &mut TcpStream) -> Answer {
+    let mut bytes = Vec::new();
+    let mut piece = [0; 16384];
+    let waits = loop {
+        match stream.read(&mut piece) {
+            Ok(0) => break false,
+            Ok(count) => bytes.extend_from_slice(&piece[..count]),
+            // A reset after the answer is the server's way to say that it will not read the rest.
+            Err(error) => break matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+        }
+    };
+    let text = String::from_utf8_lossy(&bytes);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or_default();
+    Answer { status, waits, head: head.to_owned(), body: body.to_owned() }
+}
+
+/// The head of a request.
+pub(crate) fn head(method: &str, path: &str, headers: &[(&str, &str)]) -> String {
+    let mut text = format!("{method} {path} HTTP/1.1\r\nhost: bellglass\r\nconnection: close\r\n");
+    for (name, value) in headers {
+        text.push_str(&format!("{name}: {value}\r\n"));
+    }
+    text
+}
+
+/// Asks with these headers and this body.
+pub(crate) fn ask(
+    service: &Service,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Answer {
+    let mut bytes = head(method, path, headers).into_bytes();
+    if !body.is_empty() {
+        bytes.extend(format!("content-length: {}\r\n", body.len()).bytes());
+    }
+    bytes.extend(b"\r\n");
+    bytes.extend(body);
+    send(&address(service), &bytes)
+}
+
+/// Asks with a key and a body of JSON, or none where it is null.
+pub(crate) fn keyed(service: &Service, key: &str, method: &str, path: &str, body: &Value) -> Answer {
+    let bearer = format!("Bearer {key}");
+    let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    ask(service, method, path, &headers, body.as_bytes())
+}
+
+/// The body of a small sandbox.
+pub(crate) fn small() -> Value {
+    json!(e2e::service::small())
+}
+
+/// The body of an exec that takes a moment.
+pub(crate) fn quick() -> Value {
+    json!({ "argv": ["/bin/true"] })
+}
+
+/// Memory that a process holds now.
+pub(crate) fn rss_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Processor time that a process has used.
+pub(crate) fn cpu_of(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // After the name in brackets: the state is field 3, user and system time are 14 and 15, in hundredths of a second.
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(10 * ticks)
+}
+
+/// Threads of a process.
+pub(crate) fn threads_of(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count()
+}
+
+/// The tiers of this machine that are wanted.
+pub(crate) fn tiers() -> Vec<Tier> {
+    let has = |name: &str| {
+        e2e::lab::wanted(name)
+            && node::Machine::flavors().into_iter().any(|flavor| flavor.name == name && flavor.find().is_ok())
+    };
+    let known = [("runc", Tier::Container), ("runsc", Tier::UserKernel)];
+    known.into_iter().filter(|(name, _)| has(name)).map(|(_, tier)| tier).collect()
+}
+
+/// An attack's payload, to be run inside a sandbox.
+pub(crate) fn inside(id: &str, arguments: &[&str]) -> ExecSpec {
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
+    let text = format!("{}\n{}", read(file("", "probe.py")), read(file(id, "attack.py")));
+    let words = [&["/usr/bin/python3", "-c", &text], arguments].concat();
+    e2e::lab::exec(&words)
+}
+
+/// Somebody else, who asks all the time while an attack goes on: the slowest answer, and how many there were.
+pub(crate) struct Bystander {
+    stop: std::sync::mpsc::Sender<()>,
+    thread: std::thread::JoinHandle<(Duration, u32)>,
+}
+
+impl Bystander {
+    pub(crate) fn of(service: &Service) -> Self {
+        let (address, key) = (address(service), service.key.clone());
+        let (stop, stopped) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let bearer = format!("Bearer {key}");
+            let request = head("GET", "/v1/sandboxes?limit=1", &[("authorization", &bearer)]) + "\r\n";
+            let (mut slowest, mut count) = (Duration::ZERO, 0);
+            loop {
+                let (began, before) = (Instant::now(), stolen());
+                let answer = send(&address, request.as_bytes());
+                assert_eq!(answer.status, 200, "a bystander: {answer:?}");
+                slowest = slowest.max(began.elapsed().saturating_sub(stolen() - before));
+                count += 1;
+                if stopped.recv_timeout(Duration::from_millis(50))
+                    != Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+                {
+                    return (slowest, count);
+                }
+            }
+        });
+        Self { stop, thread }
+    }
+
+    /// Ends, and asserts that every answer was in time. Says the slowest.
+    pub(crate) fn was_served(self) -> Duration {
+        drop(self.stop);
+        let (slowest, count) = self.thread.join().expect("a bystander was not served");
+        assert!(slowest < OTHERS_WITHIN, "a bystander waited {slowest:?} once in {count}");
+        slowest
+    }
+}
+
+/// What other machines on the same host have taken from this one's processors since it started: whoever waited for that did not
+/// wait for us.
+fn stolen() -> Duration {
+    const TICK_MS: u64 = 10;
+    let stat = std::fs::read_to_string("/proc/stat").unwrap();
+    let all = stat.lines().next().unwrap();
+    // `cpu`, then user, nice, system, idle, iowait, irq, softirq, steal.
+    let steal: u64 = all.split_whitespace().nth(8).map_or(0, |word| word.parse().unwrap());
+    Duration::from_millis(steal * TICK_MS)
+}
+
+/// A file of an attack.
+pub(crate) fn file(id: &str, name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../attacks").join(id).join(name)
+}
+
+/// Runs an attack's program and reads its `thing: result` lines.
+pub(crate) fn payload(id: &str, arguments: &[&str]) -> BTreeMap<String, String> {
+    let mut command = Command::new("timeout");
+    command.args([PAYLOAD_SECONDS, "python3"]).arg(file(id, "attack.py")).args(arguments);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{id} {arguments:?}: {text}{said}");
+    let pairs = text.lines().filter_map(|line| line.split_once(": "));
+    pairs.map(|(thing, result)| (thing.to_owned(), result.to_owned())).collect()
+}
+
+/// A number that a payload said.
+pub(crate) fn number(said: &BTreeMap<String, String>, thing: &str) -> f64 {
+    said.get(thing).and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{thing}: {said:?}"))
+}
+
+/// A server without the defence, for a control: ended when dropped.
+pub(crate) struct Undefended {
+    child: Child,
+    pub(crate) port: String,
+}
+
+impl Undefended {
+    pub(crate) fn start(id: &str) -> Self {
+        let mut command = Command::new("timeout");
+        command.args([PAYLOAD_SECONDS, "python3"]).arg(file(id, "control.py"));
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut port = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut port).unwrap();
+        Self { child, port: port.trim().to_owned() }
+    }
+}
+
+impl Drop for Undefended {
+    fn drop(&mut self) {
+        // `timeout` passes it on.
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let _ = self.child.wait();
+    }
+}
+
+/// The server still does all it should.
+pub(crate) async fn recovers(service: &Service) {
+    let client = service.client();
+    let sandbox = client.create(&e2e::service::small()).await.unwrap();
+    let exec = client.exec(&sandbox.id, &e2e::lab::script("echo alive")).await.unwrap();
+    assert_eq!(exec.collect().await.unwrap().stdout, b"alive\n");
+    client.stop(&sandbox.id).await.unwrap();
+}
+
+/// Says that an attack was withstood.
+pub(crate) fn held(id: &str, figures: &str) {
+    println!("attack {id} service held (control reached): {figures}");
+}
+
+/// This machine, as seen by itself.
+pub(crate) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -1,0 +1,121 @@
+//! H-40: disk that no quota counts: datasets of sessions, and uploads that never end.
+
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::Duration;
+
+use api::account::{Quota, Role};
+use e2e::service::{PLENTY, Service, served, until};
+use serde_json::{Value, json};
+
+use super::disk::bytes_below;
+use super::ground::{Answer, address, ask, head, held, keyed, read, recovers};
+
+/// What the project may keep.
+const QUOTA: u64 = 64 << 20;
+/// What each upload sends before it waits, or ends.
+const PIECE: usize = 40 << 20;
+/// Uploads at once. Together they send eight times the quota.
+const UPLOADS: usize = 12;
+/// A refusal is sent when the client has sent all it wants, or after 5 s.
+const REFUSED_WITHIN: Duration = Duration::from_secs(8);
+/// What is refused may be in memory or in one piece on the disk for a moment.
+const SLACK: u64 = 4 << 20;
+
+fn session(service: &Service, key: &str) -> String {
+    let made = keyed(service, key, "POST", "/v1/sessions", &json!({ "set": "analysis" }));
+    assert_eq!(made.status, 201, "{made:?}");
+    made.json()["id"].as_str().unwrap().to_owned()
+}
+
+fn put(service: &Service, key: &str, path: &str, bytes: usize) -> Answer {
+    let bearer = format!("Bearer {key}");
+    ask(service, "PUT", path, &[("authorization", &bearer)], &vec![7; bytes])
+}
+
+/// Begins an upload without a length, sends what it may, and never ends it.
+fn begin(service: &Service, key: &str, name: &str) -> TcpStream {
+    let bearer = format!("Bearer {key}");
+    let headers = [("authorization", bearer.as_str()), ("transfer-encoding", "chunked")];
+    let mut stream = TcpStream::connect(address(service)).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let text = head("PUT", &format!("/v1/datasets/{name}"), &headers) + "\r\n";
+    stream.write_all(text.as_bytes()).unwrap();
+    let chunk = [format!("{:x}\r\n", 1 << 20).into_bytes(), vec![7; 1 << 20], b"\r\n".to_vec()].concat();
+    for _ in 0..PIECE >> 20 {
+        // Whoever is refused is not listened to for long.
+        if stream.write_all(&chunk).is_err() {
+            break;
+        }
+    }
+    stream
+}
+
+/// Keeps uploads open: what they took of the disk together, and how many were refused.
+async fn many_at_once(service: &Service, key: &str, datasets: &Path) -> (u64, usize) {
+    let mut open: Vec<TcpStream> =
+        (0..UPLOADS).map(|number| begin(service, key, &format!("d{number}"))).collect();
+    let taken = bytes_below(datasets);
+    // Whoever is refused is told so when it has sent nothing for a while; the others wait for the rest.
+    let mut refused = 0;
+    for stream in open.iter_mut().rev() {
+        stream.set_read_timeout(Some(REFUSED_WITHIN)).unwrap();
+        if read(stream).refusal() != (429, "quota_exceeded".to_owned()) {
+            break;
+        }
+        refused += 1;
+    }
+    drop(open);
+    until(Duration::from_secs(20), "what broke off to be gone", async || bytes_below(datasets) == 0).await;
+    (taken, refused)
+}
+
+/// H-40.
+#[test]
+fn everything_that_a_project_keeps_is_inside_its_quota() {
+    served(async || {
+        let mut service = Service::start();
+        let quota = Quota { disk_bytes: QUOTA, ..PLENTY };
+        let key = service.key_of("pb", Role::Write, quota).await;
+        let (sessions, datasets) = (service.data().join("sessions/pb"), service.data().join("datasets/pb"));
+        let (first, second) = (session(&service, &key), session(&service, &key));
+        let path = |session: &str| format!("/v1/sessions/{session}/datasets/x");
+        assert_eq!(put(&service, &key, &path(&first), PIECE).status, 200);
+        let refused = put(&service, &key, &path(&second), PIECE);
+        refused.assert("a second session", 429, "quota_exceeded");
+        for word in ["disk_bytes", &QUOTA.to_string(), "bellglass project set pb --disk"] {
+            assert!(refused.body.contains(word), "{word}: {refused:?}");
+        }
+        // Beside it, a dataset of the project itself.
+        put(&service, &key, "/v1/datasets/y", PIECE).assert("a dataset", 429, "quota_exceeded");
+        assert!(bytes_below(&sessions) < QUOTA, "{}", bytes_below(&sessions));
+        // A session that has ended gives back what its datasets took.
+        let ended = keyed(&service, &key, "DELETE", &format!("/v1/sessions/{first}"), &Value::Null);
+        assert_eq!(ended.status, 200, "{ended:?}");
+        assert_eq!(put(&service, &key, &path(&second), PIECE).status, 200);
+        // What is kept is counted after a restart too.
+        service.kill();
+        service.begin();
+        put(&service, &key, "/v1/datasets/y", PIECE).assert("after a restart", 429, "quota_exceeded");
+        let ended = keyed(&service, &key, "DELETE", &format!("/v1/sessions/{second}"), &Value::Null);
+        assert_eq!(ended.status, 200, "{ended:?}");
+        let (taken, refused) = many_at_once(&service, &key, &datasets).await;
+        assert!(taken <= QUOTA + SLACK, "{UPLOADS} uploads took {taken} bytes");
+        assert_eq!(refused, UPLOADS - 1);
+        recovers(&service).await;
+
+        // Control: without the defence the same uploads take all they send.
+        service.undefend("H-40");
+        let (open, _) = many_at_once(&service, &key, &datasets).await;
+        assert!(open > 4 * QUOTA, "control: {open}");
+        let more = session(&service, &key);
+        for name in ["a", "b"] {
+            let path = format!("/v1/sessions/{more}/datasets/{name}");
+            assert_eq!(put(&service, &key, &path, PIECE).status, 200, "control");
+        }
+        let figures = format!("{taken} bytes of {QUOTA}; control: {open}");
+        held("H-40", &figures);
+    });
+}

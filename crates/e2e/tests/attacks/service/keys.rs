@@ -1,0 +1,251 @@
+//! H-07, H-08, X-01: guessed keys, repeated requests, other people's ids.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use api::account::Role;
+use e2e::lab::script;
+use e2e::service::{PLENTY, Service, served};
+use serde_json::{Value, json};
+
+use super::ground::{Answer, address, ask, head, held, keyed, quick, read, small};
+
+/// H-07.
+#[test]
+fn wrong_keys_of_every_kind_are_told_the_same_and_then_slowed_down() {
+    served(async || {
+        let service = Service::start();
+        let admin =
+            |method: &str, path: &str, body: &Value| keyed(&service, &service.key, method, path, body);
+        let fresh = |valid_ms: Value| {
+            let body = json!({ "project": "default", "role": "write", "valid_ms": valid_ms });
+            let made = admin("POST", "/v1/keys", &body).json();
+            (made["secret"].as_str().unwrap().to_owned(), made["key"]["id"].as_str().unwrap().to_owned())
+        };
+        let look = |key: &str| keyed(&service, key, "GET", "/v1/sandboxes", &Value::Null);
+        let (revoked, id) = fresh(Value::Null);
+        let (expired, _) = fresh(json!(1500));
+        // Controls: both were good, and the first is known to the server's memory when it is revoked.
+        assert_eq!((look(&revoked).status, look(&expired).status), (200, 200));
+        assert_eq!(admin("DELETE", &format!("/v1/keys/{id}"), &Value::Null).status, 204);
+        let mut wrong = vec![look(&revoked)];
+        tokio::time::sleep(Duration::from_millis(1600)).await;
+        wrong.push(look(&expired));
+        let mut near = service.key.clone();
+        let last = if near.pop() == Some('0') { '1' } else { '0' };
+        near.push(last);
+        for key in [near.as_str(), &"0".repeat(64), "short", "", "e2b_", &"x".repeat(8000), "' OR 1=1 --"] {
+            wrong.push(look(key));
+        }
+        wrong.push(ask(&service, "GET", "/v1/sandboxes", &[], b""));
+        let told = |answer: &Answer| (answer.status, answer.body.clone());
+        assert_eq!(wrong[0].status, 401);
+        assert!(wrong.iter().all(|answer| told(answer) == told(&wrong[0])), "{wrong:#?}");
+        let guesses: Vec<Answer> = (0..100).map(|number| look(&format!("{number:064x}"))).collect();
+        let slowed = guesses.iter().filter(|answer| answer.status == 429).count();
+        assert!(slowed >= 70, "{slowed} of 100 guesses were slowed down");
+        guesses.last().unwrap().assert("slowed", 429, "rate_limited");
+        assert!(guesses.last().unwrap().header("retry-after").is_some());
+        // A good key works from the same address all the while, and what is slowed is not told apart either.
+        assert_eq!(look(&service.key).status, 200);
+        assert_eq!(told(&look(&revoked)), told(guesses.last().unwrap()));
+        let log = std::fs::read_to_string(service.data().join("audit.log")).unwrap();
+        let failures = log.matches("authenticate_failed").count();
+        assert!((1..=60).contains(&failures), "{failures} lines in the audit log");
+        held("H-07", &format!("{} kinds told the same, {slowed} of 100 guesses slowed", wrong.len()));
+    });
+}
+
+/// H-07: a key that is being used while it is revoked.
+#[test]
+fn a_key_that_is_revoked_while_it_is_used_is_gone_for_good() {
+    const ROUNDS: usize = 20;
+    served(async || {
+        let service = Service::start();
+        let mut before = 0;
+        for round in 0..ROUNDS {
+            let body = json!({ "project": "default", "role": "read" });
+            let made = keyed(&service, &service.key, "POST", "/v1/keys", &body).json();
+            let (secret, id) = (made["secret"].as_str().unwrap(), made["key"]["id"].as_str().unwrap());
+            let mut seen = Vec::new();
+            std::thread::scope(|scope| {
+                let users: Vec<_> = (0..4)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            let look =
+                                || keyed(&service, secret, "GET", "/v1/sandboxes", &Value::Null).status;
+                            (0..4).map(|_| look()).collect::<Vec<u16>>()
+                        })
+                    })
+                    .collect();
+                std::thread::sleep(Duration::from_micros(300 * round as u64));
+                let path = format!("/v1/keys/{id}");
+                assert_eq!(keyed(&service, &service.key, "DELETE", &path, &Value::Null).status, 204);
+                seen.extend(users.into_iter().flat_map(|user| user.join().unwrap()));
+            });
+            before += seen.iter().filter(|status| **status == 200).count();
+            let after = keyed(&service, secret, "GET", "/v1/sandboxes", &Value::Null);
+            assert!([401, 429].contains(&after.status), "a revoked key works: {after:?}");
+        }
+        // Control: some came through before.
+        assert!(before > ROUNDS, "{before} uses of {ROUNDS} keys");
+        held("H-07", &format!("{ROUNDS} keys revoked in use, after {before} uses"));
+    });
+}
+
+/// H-08.
+#[test]
+fn a_request_that_is_repeated_is_one_request() {
+    const TIMES: usize = 100;
+    served(async || {
+        let service = Service::start();
+        let bearer = format!("Bearer {}", service.key);
+        let create = |idempotency: &str, body: &Value| {
+            let headers = [
+                ("authorization", bearer.as_str()),
+                ("content-type", "application/json"),
+                ("idempotency-key", idempotency),
+            ];
+            ask(&service, "POST", "/v1/sandboxes", &headers, body.to_string().as_bytes())
+        };
+        let answers: Vec<Answer> = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..10)
+                .map(|_| {
+                    scope.spawn(|| (0..TIMES / 10).map(|_| create("once", &small())).collect::<Vec<_>>())
+                })
+                .collect();
+            all.into_iter().flat_map(|one| one.join().unwrap()).collect()
+        });
+        assert!(answers.iter().all(|answer| [200, 201].contains(&answer.status)), "{answers:#?}");
+        assert_eq!(answers.iter().filter(|answer| answer.status == 201).count(), 1);
+        let first = answers[0].json()["id"].clone();
+        assert!(answers.iter().all(|answer| answer.json()["id"] == first));
+        let live = || {
+            let page = keyed(&service, &service.key, "GET", "/v1/sandboxes", &Value::Null).json();
+            page["items"].as_array().unwrap().len()
+        };
+        assert_eq!(live(), 1);
+        let mut other = small();
+        other["idle_ms"] = json!(61_000);
+        create("once", &other).assert("another body", 409, "conflict");
+        for bad in ["", &"x".repeat(256)] {
+            create(bad, &small()).assert("a bad key", 400, "invalid_request");
+        }
+        // Another project's key of the same name is another key.
+        let theirs = service.key_of("other", Role::Write, PLENTY).await;
+        let headers = [
+            ("authorization", format!("Bearer {theirs}")),
+            ("content-type", "application/json".into()),
+            ("idempotency-key", "once".into()),
+        ];
+        let headers: Vec<(&str, &str)> =
+            headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let made = ask(&service, "POST", "/v1/sandboxes", &headers, small().to_string().as_bytes());
+        assert_eq!(made.status, 201);
+        assert_ne!(made.json()["id"], first);
+        // Control: without the key, or with another, each request is a sandbox of its own.
+        assert_eq!(create("twice", &small()).status, 201);
+        assert_eq!(keyed(&service, &service.key, "POST", "/v1/sandboxes", &small()).status, 201);
+        assert_eq!(live(), 3);
+        held("H-08", &format!("{TIMES} requests, 1 sandbox"));
+    });
+}
+
+///
+#[test]
+fn what_belongs_to_another_project_is_not_there() {
+    served(async || {
+        let service = Service::start();
+        let (owner, thief) = (
+            service.key_of("owner", Role::Write, PLENTY).await,
+            service.key_of("thief", Role::Admin, PLENTY).await,
+        );
+        let mut named = small();
+        named["name"] = json!("treasure");
+        let id = keyed(&service, &owner, "POST", "/v1/sandboxes", &named).json()["id"].clone();
+        let id = id.as_str().unwrap();
+        let other = keyed(&service, &owner, "POST", "/v1/sandboxes", &small()).json()["id"].clone();
+        let body = json!(script("echo secret; sleep 60"));
+        let exec = keyed(&service, &owner, "POST", &format!("/v1/sandboxes/{id}/execs"), &body).json();
+        let exec = exec["id"].as_str().unwrap();
+        let mut events = listening(&service, &thief);
+        for place in [id, "treasure"] {
+            for (method, rest, body) in [
+                ("GET", String::new(), Value::Null),
+                ("DELETE", String::new(), Value::Null),
+                ("PUT", "/lease".into(), json!({ "idle_ms": 1000 })),
+                ("GET", "/usage".into(), Value::Null),
+                ("GET", "/execs".into(), Value::Null),
+                ("POST", "/execs".into(), quick()),
+                ("GET", format!("/execs/{exec}"), Value::Null),
+                ("DELETE", format!("/execs/{exec}"), Value::Null),
+                ("GET", format!("/execs/{exec}/output"), Value::Null),
+                ("PUT", format!("/execs/{exec}/read?stdout=1&stderr=0"), Value::Null),
+                ("PUT", format!("/execs/{exec}/stdin?offset=0"), Value::Null),
+                ("POST", format!("/execs/{exec}/signal"), json!({ "signal": 9 })),
+            ] {
+                let path = format!("/v1/sandboxes/{place}{rest}");
+                let answer = keyed(&service, &thief, method, &path, &body);
+                answer.assert(&format!("{method} {path}"), 404, "not_found");
+                assert!(!answer.body.contains("owner") && !answer.body.contains("secret"), "{answer:?}");
+                // Word for word what is said of something that was never there.
+                let unknown = keyed(&service, &thief, method, &path.replace(place, "nothing"), &body);
+                assert_eq!(answer.body.replace(place, "nothing"), unknown.body, "{method} {path}");
+            }
+        }
+        // Lists: filters, and a cursor that was given to somebody else.
+        let page = keyed(&service, &owner, "GET", "/v1/sandboxes?limit=1", &Value::Null).json();
+        let cursor = page["next"].as_str().expect("a second page").to_owned();
+        for query in ["", "?all=true", &format!("?cursor={cursor}"), "?cursor=ffffffffffffffff-zzz&all=true"]
+        {
+            let seen = keyed(&service, &thief, "GET", &format!("/v1/sandboxes{query}"), &Value::Null);
+            assert!(
+                !seen.body.contains(id) && !seen.body.contains(other.as_str().unwrap()),
+                "{query}: {seen:?}"
+            );
+        }
+        timing(&service, &thief, id);
+        // A name that another project uses is free here.
+        assert_eq!(keyed(&service, &thief, "POST", "/v1/sandboxes", &named).status, 201);
+        // Control: its owner sees and does all that.
+        let path = format!("/v1/sandboxes/{id}/execs/{exec}/output?follow=false");
+        assert!(keyed(&service, &owner, "GET", &path, &Value::Null).body.contains("secret"));
+        let second = keyed(&service, &owner, "GET", &format!("/v1/sandboxes?cursor={cursor}"), &Value::Null);
+        assert_eq!(second.json()["items"].as_array().unwrap().len(), 1);
+        assert_eq!(keyed(&service, &owner, "DELETE", "/v1/sandboxes/treasure", &Value::Null).status, 200);
+        events.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let heard = read(&mut events);
+        assert!(heard.body.contains("thief") && !heard.body.contains(id), "{heard:?}");
+        held("X-01", "24 ways to another project's sandbox: not found");
+    });
+}
+
+fn listening(service: &Service, key: &str) -> TcpStream {
+    let mut events = TcpStream::connect(address(service)).unwrap();
+    let bearer = format!("Bearer {key}");
+    let request = head("GET", "/v1/events", &[("authorization", &bearer)]) + "\r\n";
+    events.write_all(request.as_bytes()).unwrap();
+    events
+}
+
+/// Looking for what is somebody else's takes as long as looking for what never was.
+fn timing(service: &Service, key: &str, id: &str) {
+    const LOOKS: usize = 200;
+    let took = |named: &str| {
+        let began = Instant::now();
+        keyed(service, key, "GET", &format!("/v1/sandboxes/{named}"), &Value::Null);
+        began.elapsed()
+    };
+    let unknown: String = id.chars().rev().collect();
+    let (mut theirs, mut nobodys) = (Vec::new(), Vec::new());
+    for _ in 0..LOOKS {
+        theirs.push(took(id));
+        nobodys.push(took(&unknown));
+    }
+    theirs.sort_unstable();
+    nobodys.sort_unstable();
+    let (left, right) = (theirs[LOOKS / 2], nobodys[LOOKS / 2]);
+    // Half of the middle: the spread of one kind alone is larger.
+    assert!(left.abs_diff(right) < left.max(right) / 2, "{left:?} and {right:?}");
+}

@@ -1,0 +1,76 @@
+//! root of a workstation wants more than its sandbox.
+
+use api::account::{Quota, Role};
+use api::exec::{ExecSpec, Outcome};
+use api::sandbox::{CreateSandbox, Tier};
+use api::{ErrorCode, SandboxId};
+use client::Client;
+use e2e::lab::script;
+use e2e::service::{PLENTY, Service, served, small, tiers};
+
+use super::ground::{held, recovers};
+
+const PAYLOAD: &str = include_str!("../../../../../attacks/A-21/attack.sh");
+
+async fn said(client: &Client, id: &SandboxId, spec: &ExecSpec) -> String {
+    let done = client.exec(id, spec).await.unwrap().collect().await.unwrap();
+    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert_eq!(
+        done.end.outcome,
+        Outcome::Exited { code: 0 },
+        "{text}{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    text
+}
+
+///
+#[test]
+fn root_of_a_workstation_is_root_of_nothing_else() {
+    served(async || {
+        let service = Service::start();
+        service.build("workstation");
+        let trusted = service.client_of("trusted", Role::Write, Quota { root: true, ..PLENTY }).await;
+        let other = service.client_of("other", Role::Write, PLENTY).await;
+        let root = |text: &str| ExecSpec { uid: Some(0), ..script(text) };
+        let mut held_all = 0;
+        for tier in tiers() {
+            let ask = CreateSandbox { tier, template: "workstation".into(), ..small() };
+            let id = trusted.create(&ask).await.unwrap().id;
+            if tier == Tier::UserKernel {
+                // There root would reach process 1, so there is none.
+                let refused = trusted.exec(&id, &root("id")).await.err().unwrap();
+                assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest), "{refused}");
+                trusted.stop(&id).await.unwrap();
+                continue;
+            }
+            let tried = said(&trusted, &id, &root(PAYLOAD)).await;
+            assert!(!tried.contains("THROUGH") && tried.matches("held ").count() == 18, "{tried}");
+            held_all += 18;
+            // Control: what it is for works, and the user is who they were.
+            let lawful = "echo x > /etc/lawful; chown 1000:1000 /etc/lawful; stat -c %u /etc/lawful; id -u";
+            assert_eq!(said(&trusted, &id, &root(lawful)).await, "1000\n0\n");
+            let user =
+                "id -u; grep CapEff /proc/self/status | cut -f2; rm -f /etc/passwd 2>/dev/null || echo no";
+            assert_eq!(said(&trusted, &id, &script(user)).await, "1000\n0000000000000000\nno\n");
+            trusted.stop(&id).await.unwrap();
+            // Who may not have it, and where it is not to be had.
+            let theirs = other.create(&ask).await.unwrap().id;
+            let plain = trusted.create(&CreateSandbox { tier, ..small() }).await.unwrap().id;
+            for (client, id) in [(&other, &theirs), (&trusted, &plain)] {
+                let refused = client.exec(id, &root("id")).await.err().unwrap();
+                assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest), "{refused}");
+                assert!(refused.to_string().contains("uid 0"), "{refused}");
+                assert_eq!(said(client, id, &script("id -u")).await, "1000\n");
+                client.stop(id).await.unwrap();
+            }
+        }
+        recovers(&service).await;
+        held(
+            "A-21",
+            &format!(
+                "{held_all} tries as root; refused without the project's right, and without a workstation"
+            ),
+        );
+    });
+}

@@ -1,0 +1,200 @@
+//! Sandboxes that come and go, a thousand times and more, under a server and clients that die: nothing is left, and nothing
+//! grows.
+
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use api::SandboxId;
+use api::exec::Outcome;
+use api::sandbox::CreateSandbox;
+use client::Client;
+use e2e::lab::script;
+use e2e::random::Random;
+use e2e::service::{Service, served, small, until};
+use tokio::task::JoinSet;
+
+/// Cycles under way at once: as many starts as the server makes at once.
+const AT_ONCE: u32 = 8;
+/// After so many cycles the server has grown to its size: each thread has filled its cache of freed memory (the C library
+/// keeps seven pieces of each of 64 sizes for it), and each connection to the store its cache of pages.
+const GROWN_AFTER: u32 = 1000;
+/// Without the caches of the threads it has its size much sooner.
+const GROWN_WITHOUT_CACHES_AFTER: u32 = 100;
+/// Has the C library keep no freed memory for each thread: what a server holds then is what it has not freed.
+const WITHOUT_CACHES: [&str; 2] = ["env", "GLIBC_TUNABLES=glibc.malloc.tcache_count=0"];
+/// A `bellglass run` that was killed keeps its sandbox for a minute, for a client that comes back.
+const RUN_KEEPS: Duration = Duration::from_secs(90);
+
+/// How many cycles, kills of the server and kills of clients: `BELLGLASS_CYCLES` cycles and in proportion, or what CI has
+/// time for.
+fn sizes() -> (u32, u32, u32) {
+    match std::env::var("BELLGLASS_CYCLES").ok().and_then(|text| text.parse::<u32>().ok()) {
+        Some(cycles) => (cycles, cycles * 3 / 10, cycles / 5),
+        None => (100, 15, 10),
+    }
+}
+
+/// What a process holds: resident bytes, and descriptors.
+fn held(pid: u32) -> (u64, usize) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    (kib * 1024, std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
+}
+
+/// What the server holds when nothing is under way: no connection, no sandbox.
+async fn at_rest(service: &Service) -> (u64, usize) {
+    // Connections to the store are opened when they are first needed, a few at most.
+    let mut looks = JoinSet::new();
+    for _ in 0..64 {
+        let wire = service.wire();
+        looks.spawn(async move { wire.ask("GET", "/v1/sandboxes?all=true&limit=1", None).await });
+    }
+    looks.join_all().await;
+    let mut least = held(service.pid());
+    // Connections and what the server tries of itself come and go within seconds.
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(3) {
+        let (bytes, descriptors) = held(service.pid());
+        least = (bytes, least.1.min(descriptors));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    least
+}
+
+/// Makes sandboxes and ends them, several at once, on connections that are closed afterwards.
+async fn cycle(service: &Service, cycles: u32) {
+    let (client, left) = (service.client(), Arc::new(AtomicU32::new(cycles)));
+    let mut workers = JoinSet::new();
+    for _ in 0..AT_ONCE {
+        let (client, left) = (client.clone(), Arc::clone(&left));
+        workers.spawn(async move {
+            while left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok() {
+                whole_life(client.clone()).await;
+            }
+        });
+    }
+    workers.join_all().await;
+}
+
+/// Fails if a server that has gone through some cycles is larger after many more of them, or has left anything.
+async fn assert_does_not_grow(service: &Service, first: u32, more: u32) {
+    let begun = Instant::now();
+    cycle(service, first).await;
+    let before = at_rest(service).await;
+    cycle(service, more).await;
+    let after = at_rest(service).await;
+    eprintln!(
+        "{first} cycles and {more} more in {:.0?}: {} then {} KiB, {} then {} descriptors",
+        begun.elapsed(),
+        before.0 / 1024,
+        after.0 / 1024,
+        before.1,
+        after.1
+    );
+    service.assert_nothing_left().await;
+    assert!(after.0 * 100 <= before.0 * 105, "{} bytes became {}", before.0, after.0);
+    assert_eq!(before.1, after.1, "descriptors");
+}
+
+/// Many create and stop cycles leave nothing behind, and the server's memory and descriptors do not grow.
+#[test]
+fn a_thousand_cycles_leave_nothing_and_the_server_does_not_grow() {
+    // The test below is stricter, and enough for CI.
+    if std::env::var_os("BELLGLASS_CYCLES").is_none() {
+        eprintln!("skipped: takes 1,000 cycles to mean something; run it with `just soak`");
+        return;
+    }
+    served(async || {
+        let (cycles, _, _) = sizes();
+        assert_does_not_grow(&Service::start(), cycles.min(GROWN_AFTER), cycles).await;
+    });
+}
+
+/// What is not freed shows at once where freed memory is not kept.
+#[test]
+fn nothing_of_a_sandbox_stays_in_the_memory_of_the_server() {
+    served(async || {
+        let (cycles, _, _) = sizes();
+        let first = cycles.min(GROWN_WITHOUT_CACHES_AFTER);
+        assert_does_not_grow(&Service::with(&WITHOUT_CACHES, &[]), first, cycles).await;
+    });
+}
+
+/// A sandbox from its request to its end, as a client sees it who knows nothing of what happens to the server.
+async fn whole_life(client: Client) -> SandboxId {
+    let id = client.create(&small()).await.unwrap().id;
+    let spec = script("echo once >> /workspace/runs; cat /workspace/runs");
+    let done = client.exec(&id, &spec).await.unwrap().collect().await.unwrap();
+    assert_eq!(done.end.outcome, Outcome::Exited { code: 0 });
+    assert_eq!(done.stdout, b"once\n", "the command ran once");
+    client.stop(&id).await.unwrap();
+    id
+}
+
+/// Whatever the server does when it is killed, the client gets its result, the command runs once, and nothing is left.
+#[test]
+fn a_server_killed_during_a_create_an_exec_or_a_stop_finishes_or_forgets_it() {
+    served(async || {
+        let mut random = Random::new();
+        let mut service = Service::start();
+        let (_, kills, _) = sizes();
+        let begun = Instant::now();
+        let mut slowest = Duration::ZERO;
+        for _ in 0..kills {
+            let life = tokio::spawn(whole_life(service.client()));
+            tokio::time::sleep(Duration::from_millis(random.below(250))).await;
+            service.kill();
+            slowest = slowest.max(service.begin());
+            tokio::time::timeout(e2e::lab::promised(60), life).await.unwrap().unwrap();
+        }
+        eprintln!("{kills} kills in {:.0?}, the slowest start took {slowest:?}", begun.elapsed());
+        service.assert_nothing_left().await;
+    });
+}
+
+/// A client that will be killed: one that creates, one in the middle of an exec, one that runs.
+async fn doomed(service: &Service, kind: u64) -> Child {
+    let small_words = ["--memory", "128M", "--disk", "64M", "--inodes", "1024", "--tmp", "16M"];
+    let command = ["--timeout", "1s", "--", "sleep", "30"];
+    let mut child = match kind {
+        0 => service.command(&[&["create", "--idle", "1s"][..], &small_words].concat()),
+        1 => {
+            let sandbox = CreateSandbox { idle_ms: 1000, ..small() };
+            let id = service.client().create(&sandbox).await.unwrap().id;
+            service.command(&[&["exec", id.as_str()][..], &command].concat())
+        }
+        _ => service.command(&[&["run"][..], &small_words, &command].concat()),
+    };
+    child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// The sandboxes of a client that is killed during a create, an exec or a run are removed when their time is over.
+#[test]
+fn a_client_killed_at_any_moment_leaves_nothing_once_its_time_is_over() {
+    served(async || {
+        let mut random = Random::new();
+        let service = Service::start();
+        let (_, _, clients) = sizes();
+        let full = std::env::var_os("BELLGLASS_CYCLES").is_some();
+        for _ in 0..clients {
+            // A run's sandbox stays a minute: CI has no time for that.
+            let mut client = doomed(&service, random.below(if full { 3 } else { 2 })).await;
+            tokio::time::sleep(Duration::from_millis(random.below(300))).await;
+            client.kill().unwrap();
+            client.wait().unwrap();
+        }
+        let client = service.client();
+        let within = if full { RUN_KEEPS } else { e2e::lab::promised(10) };
+        let begun = Instant::now();
+        until(within, "their sandboxes to be gone", async || {
+            client.sandboxes(false).await.unwrap().is_empty()
+        })
+        .await;
+        let made = client.sandboxes(true).await.unwrap().len();
+        eprintln!("{clients} clients were killed, {made} sandboxes were gone after {:.1?}", begun.elapsed());
+        service.assert_nothing_left().await;
+    });
+}

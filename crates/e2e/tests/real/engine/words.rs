@@ -1,0 +1,179 @@
+//! What is said when something is missing, and what to do (requirements A12.02, A12.03): one by one.
+
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt as _;
+
+use e2e::layer;
+use runtime::engine::Kind;
+
+use super::{bellglass, docker, engines, said};
+
+/// A user who may use no engine.
+const NOBODY: u32 = 64_999;
+
+#[test]
+fn an_engine_that_is_not_there_is_named_with_what_to_install() {
+    if engines().is_empty() {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    layer::lend_base(data.path());
+    let run = ["--backends", "docker", "run", "--", "true"];
+    let (code, text) = said(bellglass(data.path()).args(run).env("HOME", "/nonexistent"));
+    // A socket at its usual place would be an engine of this machine's own.
+    if std::path::Path::new("/var/run/docker.sock").exists() {
+        eprintln!("skipped: this machine has a Docker engine of its own");
+        return;
+    }
+    assert_eq!(code, 125, "{text}");
+    assert!(
+        text.contains("No backend available. docker: docker was not found: none of its sockets exists"),
+        "{text}"
+    );
+    assert!(text.contains("apt-get install docker.io"), "{text}");
+    let (code, text) = said(
+        bellglass(data.path()).args(["--backends", "engine", "sandbox-status"]).env("HOME", "/nonexistent"),
+    );
+    assert_eq!(code, 1, "{text}");
+    assert!(text.starts_with("No backend available\n"), "{text}");
+    for name in ["podman", "docker"] {
+        assert!(text.contains(name), "{text}");
+    }
+}
+
+#[test]
+fn a_daemon_that_does_not_run_is_told_from_one_that_is_not_there() {
+    if engines().is_empty() {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    layer::lend_base(data.path());
+    let socket = data.path().join("engine.sock");
+    drop(UnixListener::bind(&socket).unwrap());
+    for (kind, variable, fix) in [
+        (Kind::Docker, "DOCKER_HOST", "systemctl start docker"),
+        (Kind::Podman, "CONTAINER_HOST", "systemctl --user start podman.socket"),
+    ] {
+        let address = format!("unix://{}", socket.display());
+        let run = ["--backends", kind.name(), "run", "--", "true"];
+        let (code, text) = said(bellglass(data.path()).args(run).env(variable, &address));
+        assert_eq!(code, 125, "{text}");
+        assert!(
+            text.contains(&format!("{} is not running: its daemon does not respond", kind.name())),
+            "{text}"
+        );
+        assert!(text.contains(fix), "{text}");
+    }
+}
+
+#[test]
+fn an_address_that_cannot_be_used_is_named_with_what_can() {
+    if engines().is_empty() {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    lost(data.path());
+    let run = ["--backends", "docker", "run", "--template", "lost", "--", "true"];
+    let (code, text) = said(bellglass(data.path()).args(run).env("DOCKER_HOST", "ssh://somewhere"));
+    assert_eq!(code, 125, "{text}");
+    assert!(text.contains("DOCKER_HOST is ssh://somewhere, which is neither unix:// nor tcp://"), "{text}");
+}
+
+#[test]
+fn who_may_not_use_the_socket_is_told_how_to() {
+    if !docker() {
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    lost(data.path());
+    let owner = format!("{NOBODY}:{NOBODY}");
+    assert!(
+        std::process::Command::new("chown").args(["-R", &owner]).arg(data.path()).status().unwrap().success()
+    );
+    let mut command = bellglass(data.path());
+    command
+        .args(["--backends", "docker", "run", "--template", "lost", "--", "true"])
+        .env("DOCKER_HOST", std::env::var("DOCKER_HOST").unwrap());
+    let (code, text) = said(command.uid(NOBODY).gid(NOBODY));
+    assert_eq!(code, 125, "{text}");
+    assert!(text.contains("docker cannot be used: permission denied on "), "{text}");
+    assert!(text.contains("usermod -aG docker"), "{text}");
+}
+
+/// What rootless Podman cannot limit is refused, whatever it says in Docker's words: on cgroup version 1 that is everything.
+#[test]
+fn podman_without_root_is_used_where_it_can_limit_and_nowhere_else() {
+    if !engines().contains(&Kind::Podman) {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(home.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let as_user = |program: &str| {
+        let mut command = std::process::Command::new(program);
+        command
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .current_dir(home.path())
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("HOME", home.path()).env("XDG_RUNTIME_DIR", home.path());
+        command
+    };
+    let socket = home.path().join("podman.sock");
+    let address = format!("unix://{}", socket.display());
+    // It becomes several processes, the first of which is not the one that serves.
+    let mut service = as_user("podman");
+    service.args(["system", "service", "--time=20", &address]).process_group(0);
+    let mut service = service.spawn().unwrap();
+    let since = std::time::Instant::now();
+    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+        assert!(since.elapsed() < std::time::Duration::from_secs(30), "rootless Podman did not begin");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let mut status = as_user(&e2e::service::binary().to_string_lossy());
+    let (_, text) = said(status.args(["--backends", "podman", "status"]).env("CONTAINER_HOST", &address));
+    let group = i32::try_from(service.id()).ok().and_then(rustix::process::Pid::from_raw).unwrap();
+    rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
+    service.wait().unwrap();
+    if std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        assert!(text.contains("rootless, at unix://") || text.contains("is not supported here"), "{text}");
+    } else {
+        assert!(text.starts_with("No backend available\n"), "{text}");
+        assert!(
+            text.contains("memory_bytes is not supported here: rootless Podman enforces no limits"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn an_image_that_is_missing_is_said_to_be_with_how_to_make_it() {
+    for kind in engines() {
+        let data = tempfile::tempdir().unwrap();
+        lost(data.path());
+        let engine = |command: &mut std::process::Command| {
+            for name in ["DOCKER_HOST", "CONTAINER_HOST"] {
+                command.env(name, std::env::var(name).unwrap_or_default());
+            }
+        };
+        let mut command = bellglass(data.path());
+        engine(command.args(["--backends", kind.name(), "run", "--template", "lost", "--", "true"]));
+        let (code, text) = said(&mut command);
+        assert_eq!(code, 125, "{text}");
+        assert!(text.contains(&format!("{} has no image for this template", kind.name())), "{text}");
+        assert!(text.contains("bellglass build-sandbox"), "{text}");
+        let mut command = bellglass(data.path());
+        engine(command.args(["--backends", kind.name(), "status"]));
+        let (code, text) = said(&mut command);
+        assert_eq!(code, 1, "{text}");
+        assert!(text.contains(&format!("Using backend: {}", kind.name())), "{text}");
+        assert!(text.contains("missing; to build it: bellglass build-sandbox lost"), "{text}");
+    }
+}
+
+/// A template that nobody has.
+pub fn lost(data: &std::path::Path) {
+    let layers = vec!["0123456789abcdef".repeat(4)];
+    let template = node::template::Template { layers, ..node::template::Template::of("lost") };
+    node::template::Store::new(data).save(&template).unwrap();
+}

@@ -1,0 +1,154 @@
+//! The laws on every backend of this machine, on stock runc, and on mutants that break one law each.
+//!
+//! These need root and the OCI runtimes, so without `BELLGLASS_REAL` they are skipped. With it, whatever is missing is
+//! a failure; `BELLGLASS_RUNTIMES` names the runtimes of a machine that does not have all. `youki` is tried where it is.
+
+mod ground;
+mod mutants;
+mod plain;
+
+use std::time::Duration;
+
+use runtime::engine::Kind;
+use runtime::laws::{self, Verdict};
+use runtime::oci::Flavor;
+use runtime::{Profile, Runtime};
+
+use e2e::lab::wanted;
+use ground::Ground;
+use mutants::Group;
+
+#[tokio::test]
+async fn runc_keeps_all_laws() {
+    let Some(ground) = Ground::find("runc").filter(|_| wanted("runc")) else { return };
+    let broken = broken(laws::all(&ground.fixture(Flavor::runc())).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn docker_keeps_all_laws() {
+    let Some(ground) = Ground::find("docker").filter(|_| wanted("docker")) else { return };
+    let broken = broken(laws::all(&ground.engine_fixture(Kind::Docker)).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn podman_keeps_all_laws() {
+    let Some(ground) = Ground::find("podman").filter(|_| wanted("podman")) else { return };
+    let broken = broken(laws::all(&ground.engine_fixture(Kind::Podman)).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn daytona_keeps_all_laws() {
+    let Some(ground) = Ground::find("daytona").filter(|_| wanted("daytona")) else { return };
+    let broken = broken(laws::all(&ground.daytona_fixture()).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+/// Nobody has to have it: it is not in Debian.
+#[tokio::test]
+async fn youki_keeps_all_laws_where_it_is_installed() {
+    let Some(ground) = Ground::find("youki").filter(|_| Flavor::youki().find().is_ok()) else { return };
+    let broken = broken(laws::all(&ground.fixture(Flavor::youki())).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn runsc_keeps_all_laws() {
+    if !wanted("runsc") {
+        return;
+    }
+    let Some(ground) = Ground::find("runsc") else { return };
+    let broken = broken(laws::all(&ground.fixture(Flavor::runsc())).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn stock_runc_keeps_the_laws_of_lifecycle_and_channel() {
+    let Some(ground) = Ground::find("plain").filter(|_| wanted("runc")) else { return };
+    let fixture = plain::fixture(&ground);
+    let mut verdicts = laws::lifecycle(&fixture).await;
+    verdicts.extend(laws::channel(&fixture).await);
+    let broken = broken(verdicts);
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[tokio::test]
+async fn every_mutant_breaks_the_law_it_was_made_to_break() {
+    let Some(ground) = Ground::find("mutant").filter(|_| wanted("runc")) else { return };
+    for (mutation, law) in mutants::ALL {
+        let fixture = mutants::fixture(&ground, mutation);
+        let verdicts = match mutation.group() {
+            Group::Lifecycle => laws::lifecycle(&fixture).await,
+            Group::Channel => laws::channel(&fixture).await,
+            Group::Walls => laws::walls(&fixture).await,
+        };
+        let broken = broken(verdicts);
+        assert!(broken.iter().any(|(name, _)| *name == law), "{mutation:?} got through {law}: {broken:#?}");
+        ground.stop_all().await;
+    }
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn several_layers_are_laid_over_each_other() {
+    let Some(ground) = Ground::find("layers").filter(|_| wanted("runc")) else { return };
+    let upper = ground.path("upper");
+    std::fs::create_dir(&upper).unwrap();
+    let mut fixture = ground.fixture(Flavor::runc());
+    fixture.spec.layers.push(upper);
+    let broken = broken(laws::lifecycle(&fixture).await);
+    assert!(broken.is_empty(), "{broken:#?}");
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn an_unpacking_guest_keeps_the_laws_too() {
+    let Some(ground) = Ground::find("unpack") else { return };
+    for name in ["target", "done"] {
+        std::fs::create_dir(ground.path(name)).unwrap();
+    }
+    for flavor in [Flavor::runc(), Flavor::runsc()].into_iter().filter(|flavor| wanted(flavor.name)) {
+        let mut fixture = ground.fixture(flavor);
+        fixture.spec.profile =
+            Profile::Unpack { done: vec![ground.path("done")], target: ground.path("target") };
+        let mut verdicts = laws::channel(&fixture).await;
+        verdicts.extend(laws::walls(&fixture).await);
+        let broken = broken(verdicts);
+        assert!(broken.is_empty(), "{broken:#?}");
+    }
+    ground.assert_clean();
+}
+
+#[tokio::test]
+async fn sandboxes_start_and_stop_side_by_side() {
+    let Some(ground) = Ground::find("many").filter(|_| wanted("runc")) else { return };
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..24 {
+        let (oci, spec) = (ground.oci(Flavor::runc()), ground.spec());
+        let id: api::SandboxId = format!("{}{number}", ground.prefix).parse().unwrap();
+        tasks.spawn(async move {
+            oci.start(&id, &spec).await.unwrap();
+            let _channel = oci.connect(&id, ground::PATIENCE).await.unwrap();
+            let (_, differences) = oci.posture(&id).await.unwrap();
+            assert!(differences.is_empty(), "{differences:#?}");
+            oci.stop(&id, Duration::ZERO).await.unwrap();
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    ground.assert_clean();
+}
+
+fn broken(verdicts: Vec<Verdict>) -> Vec<(&'static str, String)> {
+    assert!(verdicts.len() > 2, "the suite is empty");
+    verdicts.into_iter().filter_map(|(name, verdict)| verdict.err().map(|seen| (name, seen))).collect()
+}

@@ -1,0 +1,396 @@
+//! Many who ask at once: room and quotas are never overrun, what is asked twice is done once, and what belongs to one project is
+//! not there for another.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::time::Instant;
+
+use api::account::{CreateKey, Quota, Role};
+use api::exec::{LostCause, Outcome};
+use api::sandbox::{CreateSandbox, EndReason, SandboxState};
+use api::{ErrorCode, SandboxId};
+use client::Client;
+use e2e::lab::{promised, script};
+use e2e::service::{PLENTY, Service, served, small, until};
+use e2e::wire::{Answer, Wire, command, sandbox};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+/// How many ask at once for what only few can have: `BELLGLASS_CROWD`, or what CI has time for.
+fn crowd() -> usize {
+    std::env::var("BELLGLASS_CROWD").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
+}
+
+/// Asks for sandboxes, all at once.
+async fn create_all(wire: &Wire, request: &CreateSandbox, count: usize, key: Option<&str>) -> Vec<Answer> {
+    let mut asked = JoinSet::new();
+    for _ in 0..count {
+        let (wire, request, key) = (wire.clone(), sandbox(request), key.map(str::to_owned));
+        asked.spawn(async move {
+            let headers: Vec<_> = key.iter().map(|key| ("idempotency-key", key.as_str())).collect();
+            wire.ask_with("POST", "/v1/sandboxes", Some(&request), &headers).await
+        });
+    }
+    asked.join_all().await
+}
+
+async fn stop_all(client: &Client) {
+    for sandbox in client.sandboxes(false).await.unwrap() {
+        client.stop(&sandbox.id).await.unwrap();
+    }
+}
+
+fn count(answers: &[Answer], status: u16) -> usize {
+    answers.iter().filter(|answer| answer.status == status).count()
+}
+
+fn id_in(answer: &Answer) -> SandboxId {
+    answer.json()["id"].as_str().unwrap().parse().unwrap()
+}
+
+/// 200 concurrent creates succeed, or are refused with `capacity` where there is no room.
+#[test]
+fn two_hundred_creates_at_once_all_succeed_where_there_is_room() {
+    served(async || {
+        let service = Service::start();
+        let begun = Instant::now();
+        let answers = create_all(&service.wire(), &small(), 200, None).await;
+        let refused = count(&answers, 503);
+        eprintln!("200 creates in {:.1?}, {refused} refused", begun.elapsed());
+        for answer in &answers {
+            assert!(answer.status == 201 || is_capacity(answer), "{answer:?}");
+        }
+        stop_all(&service.client()).await;
+        service.assert_nothing_left().await;
+    });
+}
+
+fn is_capacity(answer: &Answer) -> bool {
+    answer.status == 503 && answer.code() == "capacity" && answer.header("retry-after").is_some()
+}
+
+/// Creates beyond capacity are refused before a resource or a row is created.
+#[test]
+fn creates_beyond_the_room_of_the_machine_are_refused_before_anything_is_made() {
+    const ROOM: usize = 12;
+    served(async || {
+        let place = tempfile::tempdir().unwrap();
+        let config = place.path().join("bellglass.toml");
+        std::fs::write(&config, format!("sandboxes_max = {ROOM}\npool_ready = 0\n")).unwrap();
+        let service = Service::with(&[], &["--config", config.to_str().unwrap()]);
+        let answers = create_all(&service.wire(), &small(), crowd(), None).await;
+        assert_eq!(count(&answers, 201), ROOM);
+        assert_eq!(answers.iter().filter(|answer| is_capacity(answer)).count(), crowd() - ROOM);
+        let client = service.client();
+        // A request that was refused has left no row either.
+        let rows = client.sandboxes(true).await.unwrap();
+        assert_eq!(rows.len(), ROOM);
+        client.stop(&rows[0].id).await.unwrap();
+        client.create(&small()).await.expect("one has gone, so there is room for one");
+        stop_all(&client).await;
+        service.assert_nothing_left().await;
+    });
+}
+
+///
+#[test]
+fn a_quota_is_never_overrun_however_many_ask_at_once() {
+    const MOST: u32 = 5;
+    served(async || {
+        let service = Service::start();
+        let key = service.key_of("small", Role::Write, Quota { sandboxes: MOST, ..PLENTY }).await;
+        let (wire, url) = (service.wire().with_key(Some(&key)), service.url());
+        let client = Client::new(&url, &key).unwrap();
+        let crowd = tokio::spawn(async move {
+            let mut asked = JoinSet::new();
+            for _ in 0..crowd() {
+                let wire = wire.clone();
+                asked.spawn(async move {
+                    let mut made = 0;
+                    // Whoever got one gives it back, so that there is always one to be had.
+                    for _ in 0..3 {
+                        let answer = wire.ask("POST", "/v1/sandboxes", Some(&sandbox(&small()))).await;
+                        if answer.status == 201 {
+                            let path = format!("/v1/sandboxes/{}", id_in(&answer));
+                            assert_eq!(wire.ask("DELETE", &path, None).await.status, 200);
+                            made += 1;
+                        } else {
+                            assert_eq!((answer.status, answer.code().as_str()), (429, "quota_exceeded"));
+                            assert!(answer.header("retry-after").is_some());
+                        }
+                    }
+                    made
+                });
+            }
+            asked.join_all().await.into_iter().sum::<u32>()
+        });
+        let (mut looks, mut most) = (0, 0);
+        while !crowd.is_finished() {
+            let rows = client.sandboxes(false).await.unwrap().len();
+            let directories = std::fs::read_dir(service.data().join("sandboxes")).unwrap().count();
+            (looks, most) = (looks + 1, most.max(rows));
+            assert!(rows <= MOST as usize, "{rows} live at once");
+            // One more may be the server's own, tried now and then.
+            assert!(directories <= MOST as usize + 1, "{directories} on the machine at once");
+        }
+        let made = crowd.await.unwrap();
+        eprintln!("{made} were made in turn, at most {most} lived at once, in {looks} looks");
+        assert!(made >= MOST, "{made} were made");
+        service.assert_nothing_left().await;
+    });
+}
+
+/// 100 concurrent requests with one idempotency key make one sandbox or one exec; another body is a conflict.
+#[test]
+fn a_request_with_the_same_key_is_done_once_and_another_with_it_is_a_conflict() {
+    served(async || {
+        let service = Service::start();
+        let (wire, client) = (service.wire(), service.client());
+        let answers = create_all(&wire, &small(), 100, Some("the same")).await;
+        assert_eq!((count(&answers, 201), count(&answers, 200)), (1, 99));
+        let id = id_in(&answers[0]);
+        assert!(answers.iter().all(|answer| id_in(answer) == id));
+        assert_eq!(client.sandboxes(true).await.unwrap().len(), 1);
+        let other = CreateSandbox { idle_ms: 60_000, ..small() };
+        let other = create_all(&wire, &other, 1, Some("the same")).await;
+        assert_eq!((other[0].status, other[0].code().as_str()), (409, "conflict"));
+
+        let path = format!("/v1/sandboxes/{id}/execs");
+        let key = [("idempotency-key", "the same")];
+        let mut asked = JoinSet::new();
+        for _ in 0..100 {
+            let (wire, path, spec) =
+                (wire.clone(), path.clone(), command(&script("echo ran >> /workspace/runs")));
+            asked.spawn(async move { wire.ask_with("POST", &path, Some(&spec), &key).await });
+        }
+        let answers = asked.join_all().await;
+        assert_eq!(count(&answers, 201), 100, "{:?}", answers.iter().find(|answer| answer.status != 201));
+        assert_eq!(client.execs(&id).await.unwrap().len(), 1);
+        let other = wire.ask_with("POST", &path, Some(&command(&script("echo other"))), &key).await;
+        assert_eq!((other.status, other.code().as_str()), (409, "conflict"));
+        let runs = client.exec(&id, &script("cat /workspace/runs")).await.unwrap().collect().await.unwrap();
+        assert_eq!(runs.stdout, b"ran\n");
+        // After the end the key still names what it named.
+        client.stop(&id).await.unwrap();
+        let again = create_all(&wire, &small(), 1, Some("the same")).await;
+        assert_eq!((again[0].status, id_in(&again[0])), (200, id));
+    });
+}
+
+/// Every route of the description, with what stands in braces filled in, and a body that is right.
+fn routes(names: &BTreeMap<&str, &str>) -> Vec<(String, String, Option<Value>)> {
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+    let description: Value = serde_json::from_str(&std::fs::read_to_string(text).unwrap()).unwrap();
+    let mut routes = Vec::new();
+    for (path, methods) in description["paths"].as_object().unwrap() {
+        for method in methods.as_object().unwrap().keys() {
+            let mut filled = path.replace("{number}", "0").replace("{name}", "n").replace("{port}", "80");
+            for (name, value) in names {
+                filled = filled.replace(&format!("{{{name}}}"), value);
+            }
+            let last = path.rsplit('/').next().unwrap();
+            let query = match last {
+                "read" => "?stdout=0&stderr=0",
+                "stdin" => "?offset=0",
+                "files" | "list" | "content" | "hash" | "make" | "watch" | "edit" | "archive" => "?path=x",
+                "move" | "copy" => "?from=x&to=y",
+                _ => "",
+            };
+            let body = match (method.as_str(), last) {
+                ("post", "execs") => command(&script("true")),
+                ("post", "signal") => json!({ "signal": 9 }),
+                ("put", "lease") => json!({ "idle_ms": 1000 }),
+                ("put", "size") => json!({ "cols": 80, "rows": 24 }),
+                ("put", "{port}") => json!({ "public": true }),
+                ("post", "edit") => json!({ "old": "a", "new": "b" }),
+                ("post", "sandboxes") => sandbox(&small()),
+                ("put", "drain") => json!({ "draining": true }),
+                ("post", "keys") => json!({ "project": "default", "role": "admin" }),
+                _ => json!({}),
+            };
+            let body = (method != "get" && method != "delete").then_some(body);
+            routes.push((method.to_uppercase(), filled + query, body));
+        }
+    }
+    routes
+}
+
+/// On every route, the key of another project gets the same 404 as for an unknown sandbox.
+#[test]
+fn what_belongs_to_another_project_is_not_there_on_any_route() {
+    served(async || {
+        let service = Service::start();
+        let client = service.client();
+        let request = CreateSandbox { name: Some("mine".parse().unwrap()), ..small() };
+        let id = client.create(&request).await.unwrap().id.to_string();
+        let named: SandboxId = id.parse().unwrap();
+        let exec = client.start(&named, &script("exec sleep 60")).await.unwrap().id.to_string();
+        let stranger = service.key_of("strangers", Role::Write, PLENTY).await;
+        let wire = service.wire().with_key(Some(&stranger));
+        let (mut tried, mut refused) = (0, 0);
+        for name in [id.as_str(), "mine"] {
+            let names =
+                BTreeMap::from([("sandbox", name), ("exec", exec.as_str()), ("key", "k"), ("project", "p")]);
+            for (method, path, body) in routes(&names) {
+                if path.contains(name) {
+                    tried += 1;
+                    let answer = wire.ask(&method, &path, body.as_ref()).await;
+                    assert_eq!(
+                        (answer.status, answer.code().as_str()),
+                        (404, "not_found"),
+                        "{method} {path}"
+                    );
+                    // It is told in the same words as of one that never was.
+                    let nothing = wire.ask(&method, &path.replace(name, "nothing"), body.as_ref()).await;
+                    assert_eq!(answer.body, nothing.body.replace("nothing", name), "{method} {path}");
+                } else if ["keys", "projects", "node", "metrics"].iter().any(|word| path.contains(word)) {
+                    refused += 1;
+                    let answer = wire.ask(&method, &path, body.as_ref()).await;
+                    assert_eq!(
+                        (answer.status, answer.code().as_str()),
+                        (403, "forbidden"),
+                        "{method} {path}"
+                    );
+                }
+            }
+        }
+        eprintln!("{tried} requests for what is another's, {refused} for what is an administrator's");
+        assert!(tried >= 2 * 12 && refused >= 2 * 7, "{tried} and {refused}");
+        assert_eq!(wire.ask("GET", "/v1/sandboxes?all=true", None).await.json()["items"], json!([]));
+        assert_eq!(
+            client.sandbox(&named).await.unwrap().state,
+            SandboxState::Running,
+            "nothing was done to it"
+        );
+        assert_eq!(client.execs(&named).await.unwrap().len(), 1);
+    });
+}
+
+/// On every route, a missing, wrong, expired or revoked key gets 401 immediately.
+#[test]
+fn a_request_without_a_valid_key_is_refused_at_once_on_every_route() {
+    served(async || {
+        let service = Service::start();
+        let admin = service.client();
+        let ask = CreateKey {
+            project: "default".into(),
+            role: Role::Admin,
+            label: String::new(),
+            valid_ms: Some(1),
+        };
+        let expired = admin.create_key(&ask).await.unwrap().secret;
+        let revoked = admin.create_key(&CreateKey { valid_ms: None, ..ask }).await.unwrap();
+        let works = service.wire().with_key(Some(&revoked.secret));
+        assert_eq!(works.ask("GET", "/v1/sandboxes", None).await.status, 200);
+        admin.revoke_key(&revoked.key.id).await.unwrap();
+        let wrong = "0".repeat(64);
+        let keys = [None, Some(wrong.as_str()), Some(&expired), Some(&revoked.secret)];
+        let names = BTreeMap::from([("sandbox", "s"), ("exec", "e"), ("key", "k"), ("project", "p")]);
+        let begun = Instant::now();
+        let mut asked = 0;
+        for (key, number) in keys.into_iter().zip(2..) {
+            for ((method, path, body), route) in routes(&names).into_iter().zip(0u8..) {
+                // Wrong keys are counted by address, and there are more routes than one may guess keys.
+                let wire = service.wire().from(Ipv4Addr::new(127, 0, number, 1 + route / 20)).with_key(key);
+                if path == "/healthz" || path == "/openapi.json" {
+                    continue;
+                }
+                let answer = wire.ask(&method, &path, body.as_ref()).await;
+                assert_eq!((answer.status, answer.code().as_str()), (401, "unauthorized"), "{method} {path}");
+                asked += 1;
+            }
+        }
+        let each = begun.elapsed() / asked;
+        eprintln!("{asked} refusals, {each:?} each");
+        assert!(each < promised(1) / 10, "{each:?} for a refusal");
+        assert!(admin.sandboxes(true).await.unwrap().is_empty());
+    });
+}
+
+/// Time spent waiting for a start does not count as idle time.
+#[test]
+fn every_sandbox_of_many_asked_for_at_once_takes_an_exec_at_once() {
+    served(async || {
+        let service = Service::start();
+        let mut asked = JoinSet::new();
+        for _ in 0..40 {
+            let client = service.client();
+            asked.spawn(async move {
+                let id = client.create(&CreateSandbox { idle_ms: 1000, ..small() }).await.unwrap().id;
+                let done = client.exec(&id, &script("echo ready")).await.unwrap().collect().await.unwrap();
+                assert_eq!(done.stdout, b"ready\n");
+            });
+        }
+        asked.join_all().await;
+        service.assert_nothing_left().await;
+    });
+}
+
+/// A sandbox accepts an exec as soon as its create returns, and its name is free as soon as its stop returns.
+#[test]
+fn a_sandbox_is_ready_when_it_is_answered_and_its_name_is_free_when_it_is_gone() {
+    served(async || {
+        let service = Service::start();
+        let client = service.client();
+        let request = CreateSandbox { name: Some("again".parse().unwrap()), ..small() };
+        let name: SandboxId = "again".parse().unwrap();
+        for round in 0..10 {
+            client.create(&request).await.unwrap();
+            let word = round.to_string();
+            let done =
+                client.exec(&name, &script(&format!("ls /workspace; echo {word} | tee /workspace/f"))).await;
+            let done = done.unwrap().collect().await.unwrap();
+            assert_eq!(String::from_utf8_lossy(&done.stdout), format!("{word}\n"), "its own, and empty");
+            let taken = client.create(&request).await.unwrap_err();
+            assert_eq!(taken.code(), Some(ErrorCode::Conflict));
+            client.stop(&name).await.unwrap();
+        }
+    });
+}
+
+/// A sandbox can be stopped during its create, during an exec, and repeatedly.
+#[test]
+fn a_delete_works_while_creating_while_executing_twice_and_says_what_is_unknown() {
+    served(async || {
+        let service = Service::start();
+        let (wire, client) = (service.wire(), service.client());
+        // While it is being created: those before it keep it waiting for its turn.
+        let before = tokio::spawn({
+            let wire = wire.clone();
+            async move { create_all(&wire, &small(), 16, None).await }
+        });
+        let named = CreateSandbox { name: Some("early".parse().unwrap()), ..small() };
+        let creating = tokio::spawn({
+            let (wire, named) = (wire.clone(), named.clone());
+            async move { create_all(&wire, &named, 1, None).await.remove(0) }
+        });
+        until(promised(10), "the sandbox to be there", async || {
+            wire.ask("GET", "/v1/sandboxes/early", None).await.status == 200
+        })
+        .await;
+        let ended = client.stop(&"early".parse().unwrap()).await.unwrap();
+        assert_eq!((ended.state, ended.reason), (SandboxState::Ended, Some(EndReason::Stopped)));
+        let answer = creating.await.unwrap();
+        assert!(answer.status == 201 || answer.code() == "sandbox_lost", "{answer:?}");
+        before.await.unwrap();
+        let busy = client.create(&small()).await.unwrap().id;
+        let exec = client.exec(&busy, &script("echo in; exec sleep 60")).await.unwrap();
+        let begun = Instant::now();
+        let (first, second) = tokio::join!(client.stop(&busy), client.stop(&busy));
+        assert_eq!(first.unwrap().state, SandboxState::Ended);
+        assert_eq!(second.unwrap().reason, Some(EndReason::Stopped));
+        let outcome = exec.collect().await.map(|done| done.end.outcome);
+        let lost = Outcome::SandboxLost { cause: LostCause::Stopped };
+        assert!(
+            outcome.as_ref() == Ok(&lost)
+                || outcome.as_ref().is_err_and(|error| error.code() == Some(ErrorCode::SandboxLost)),
+            "{outcome:?}"
+        );
+        assert!(begun.elapsed() < promised(5), "{:?}", begun.elapsed());
+        assert_eq!(client.stop(&busy).await.unwrap().state, SandboxState::Ended);
+        let unknown = client.stop(&"nobody".parse().unwrap()).await.unwrap_err();
+        assert_eq!(unknown.code(), Some(ErrorCode::NotFound));
+        stop_all(&client).await;
+        service.assert_nothing_left().await;
+    });
+}

@@ -1,0 +1,100 @@
+//! Images whose own paths lead out: whatever they hold, nothing outside the layer changes, and what is imported runs.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use super::*;
+
+/// Paths that runtimes set something up at, in groups of which one image can have all.
+const PATHS: [&[&str]; 3] = [
+    &["dev", "proc", "sys", "run", "tmp", "home", "workspace", ".bellglass"],
+    &["etc"],
+    &["dev/pts", "etc/resolv.conf", "etc/hosts"],
+];
+
+/// What a path of an image can be.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    Absolute,
+    Relative,
+    Dangling,
+    File,
+    Fifo,
+    Device,
+}
+
+const FORMS: [Form; 6] =
+    [Form::Absolute, Form::Relative, Form::Dangling, Form::File, Form::Fifo, Form::Device];
+
+/// Everything that can be seen of a directory outside.
+fn look(directory: &Path) -> BTreeMap<PathBuf, (u32, u32, u64, i64, Vec<u8>)> {
+    let mut seen = BTreeMap::new();
+    let mut open = vec![directory.to_owned()];
+    while let Some(path) = open.pop() {
+        let status = fs::symlink_metadata(&path).unwrap();
+        let content = if status.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
+        if status.is_dir() {
+            open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        seen.insert(path, (status.mode(), status.uid(), status.ino(), status.ctime_nsec(), content));
+    }
+    seen
+}
+
+fn layer(layer: Layer, path: &str, form: Form, outside: &str) -> Layer {
+    let up = "../".repeat(20);
+    match form {
+        Form::Absolute => layer.symlink(path, outside).file(&format!("{path}/planted"), 0o644, "x"),
+        Form::Relative => layer.symlink(path, &format!("{up}{}", outside.trim_start_matches('/'))),
+        Form::Dangling => layer.symlink(path, "nowhere/at/all"),
+        Form::File => layer.file(path, 0o644, "x"),
+        Form::Fifo => layer.entry((b'6', path, ""), (0o644, 0, 0), b""),
+        Form::Device => layer.entry((b'3', path, ""), (0o666, 0, 0), b""),
+    }
+}
+
+#[test]
+fn no_path_of_an_image_leads_to_the_host() {
+    on(&["runc"], async |lab| {
+        let outside = tempfile::Builder::new().prefix("outside").tempdir().unwrap();
+        fs::create_dir(outside.path().join("pts")).unwrap();
+        for name in ["null", "resolv.conf", "hosts", "passwd", "guest"] {
+            fs::write(outside.path().join(name), "untouched").unwrap();
+        }
+        let before = look(outside.path());
+        let (mut ran, mut refused) = (0, 0);
+        for paths in PATHS {
+            for form in FORMS {
+                let label = format!("{paths:?} as {form:?}");
+                let add = |made, path: &&str| layer(made, path, form, outside.path().to_str().unwrap());
+                let hostile = paths.iter().fold(Layer::new(), add);
+                let directory = tempfile::tempdir().unwrap();
+                Image::new(vec![Layer::programs(), hostile]).layout(directory.path());
+                match import(lab, "hostile", directory.path()).await {
+                    Err(error) => {
+                        let error = error.to_api();
+                        assert_eq!(error.code, ErrorCode::InvalidRequest, "{label}: {error:?}");
+                        refused += 1;
+                    }
+                    Ok((template, _)) => {
+                        let sandbox =
+                            start(lab, &template).await.unwrap_or_else(|error| panic!("{label}: {error}"));
+                        let script = "cat /proc/self/comm; ls -d /dev/null /tmp; echo x > /workspace/x; echo x > /tmp/x";
+                        assert_eq!(
+                            said(&sandbox, &template, script).await,
+                            "cat\n/dev/null\n/tmp\n",
+                            "{label}"
+                        );
+                        sandbox.stop(std::time::Duration::ZERO).await.unwrap();
+                        ran += 1;
+                    }
+                }
+                assert_eq!(look(outside.path()), before, "{label}");
+            }
+        }
+        assert_eq!(half_made(lab), Vec::<String>::new());
+        // Only an `etc` that is a file leaves no place for what every sandbox has there.
+        assert_eq!((ran, refused), (PATHS.len() * FORMS.len() - 1, 1));
+    });
+}

@@ -1,0 +1,165 @@
+//! Sends a request on a connection of its own and takes the head of the answer, within bounds of size and time.
+//!
+//! Hosts are not trusted: one that sends a head without an end would hold memory of the server for each connection of a sandbox.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::Refusal;
+use crate::http::HEAD_BYTES_MAX;
+
+/// A host that was sent a request begins to answer within this: hosts that compute an answer take minutes.
+const ANSWER_WITHIN: Duration = Duration::from_secs(300);
+/// A head that has begun ends within this, counted from the last byte of the request. Hosts send a head at once; what takes
+/// longer only holds a connection.
+const HEAD_WITHIN: Duration = Duration::from_secs(60);
+
+/// A connection to a host that reports when the answer has begun.
+struct Watched<S> {
+    stream: S,
+    /// The first byte of the answer, or the last of the request if that came later.
+    begun: watch::Sender<Option<Instant>>,
+}
+
+/// Sends a request on a connection of its own.
+pub async fn send<S>(
+    request: Request<Incoming>,
+    stream: S,
+    authority: &str,
+) -> Result<Response<Incoming>, Refusal>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let failed = |why: String| Refusal::unreachable(format!("no response from {authority}: {why}"));
+    let (begun, seen) = watch::channel(None);
+    let made = client().handshake(TokioIo::new(Watched { stream, begun })).await;
+    let (mut sender, connection) = made.map_err(|error| failed(error.to_string()))?;
+    let connection = AbortOnDropHandle::new(tokio::spawn(connection));
+    let answered = tokio::select! {
+        answered = tokio::time::timeout(ANSWER_WITHIN, sender.send_request(request)) => match answered {
+            Ok(answered) => answered.map_err(|error| failed(error.to_string())),
+            Err(_) => Err(failed(format!("no data was received for {ANSWER_WITHIN:?}"))),
+        },
+        () = overdue(seen) => Err(failed(format!("the response headers were not complete within {HEAD_WITHIN:?}"))),
+    };
+    let answered = answered?;
+    // From here on the body holds the connection.
+    drop(connection.detach());
+    Ok(answered)
+}
+
+/// Reads answers, within bounds.
+fn client() -> http1::Builder {
+    let mut client = http1::Builder::new();
+    if !api::defence::is_off("N-30") {
+        client.max_buf_size(HEAD_BYTES_MAX);
+    }
+    client
+}
+
+/// Returns when an answer has begun and its head is too late.
+async fn overdue(mut begun: watch::Receiver<Option<Instant>>) {
+    loop {
+        let since = *begun.borrow_and_update();
+        let late = async {
+            match since {
+                Some(since) => tokio::time::sleep_until(since + HEAD_WITHIN).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = late => return,
+            changed = begun.changed() => if changed.is_err() {
+                // The connection is gone: whoever waits for the answer learns that from it.
+                return std::future::pending().await;
+            },
+        }
+    }
+}
+
+impl<S> Watched<S> {
+    /// Counts anew if the answer has begun, or begins with this.
+    fn note(&self, begins: bool) {
+        let now = Instant::now();
+        self.begun.send_if_modified(|begun| {
+            let counts = begun.is_some() != begins;
+            if counts {
+                *begun = Some(now);
+            }
+            counts
+        });
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, into))?;
+        if into.filled().len() > before {
+            self.note(true);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let count = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        self.note(false);
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_has_begun_ends_in_time_and_one_that_has_not_may_take_longer() {
+        let (near, mut far) = tokio::io::duplex(1 << 10);
+        let (begun, seen) = watch::channel(None);
+        let mut watched = Watched { stream: near, begun };
+        let late = |seen: &watch::Receiver<Option<Instant>>| {
+            let seen = seen.clone();
+            async move { tokio::time::timeout(HEAD_WITHIN * 2, overdue(seen)).await.is_ok() }
+        };
+        watched.write_all(b"request").await.unwrap();
+        assert!(!late(&seen).await, "a host may think before it answers");
+        far.write_all(b"HTTP/1.1 100 Continue\r\n").await.unwrap();
+        let mut said = [0; 23];
+        watched.read_exact(&mut said).await.unwrap();
+        tokio::time::sleep(HEAD_WITHIN / 2).await;
+        watched.write_all(b"a large body").await.unwrap();
+        let since = Instant::now();
+        assert!(late(&seen).await);
+        assert_eq!(since.elapsed(), HEAD_WITHIN, "counted from the last byte of the request");
+    }
+}

@@ -1,0 +1,72 @@
+//! Places for connections: how many a sandbox, and all sandboxes of a project, may have at once.
+//!
+//! A connection of a program holds one place of its sandbox and one of its project. Everything that is done for the connection shares
+//! the place: the program's stream, the task that dials, the connection to the host. It is free again when the last of them is gone, so the
+//! bounds hold also for programs that connect and leave.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Connections of one sandbox at once.
+pub const SANDBOX_MAX: usize = 512;
+/// Connections of all sandboxes of a project at once: eight sandboxes with as many as one may have. Each connection costs the server a
+/// descriptor and at most 64 KiB of an answer's head, so a project that waits for endless heads holds 256 MiB.
+const PROJECT_MAX: usize = 4096;
+
+/// A place, shared by all that is done for one connection.
+#[derive(Clone)]
+pub struct Place {
+    _permits: Arc<[OwnedSemaphorePermit]>,
+}
+
+/// The places of all projects. A project without connections has no entry.
+#[derive(Default)]
+pub struct Projects {
+    places: Mutex<HashMap<String, Arc<Semaphore>>>,
+}
+
+impl Place {
+    /// A place that holds these.
+    pub fn of(permits: impl Into<Arc<[OwnedSemaphorePermit]>>) -> Self {
+        Self { _permits: permits.into() }
+    }
+}
+
+impl Projects {
+    /// Takes one place of a project, if there is one.
+    pub fn take(&self, project: &str) -> Option<OwnedSemaphorePermit> {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.retain(|_, own| own.available_permits() < PROJECT_MAX);
+        let own = places.entry(project.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(PROJECT_MAX)));
+        Arc::clone(own).try_acquire_owned().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_project_has_so_many_places_and_no_entry_without_connections() {
+        let projects = Projects::default();
+        let held: Vec<_> = (0..PROJECT_MAX).map(|_| projects.take("pa").unwrap()).collect();
+        assert!(projects.take("pa").is_none());
+        assert!(projects.take("pb").is_some(), "the places of a project are its own");
+        drop(held);
+        assert!(projects.take("pa").is_some());
+        assert_eq!(projects.places.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_place_is_free_when_the_last_that_shares_it_is_gone() {
+        let places = Arc::new(Semaphore::new(1));
+        let place = Place::of([Arc::clone(&places).try_acquire_owned().unwrap()]);
+        let dialling = place.clone();
+        drop(place);
+        assert_eq!(places.available_permits(), 0);
+        drop(dialling);
+        assert_eq!(places.available_permits(), 1);
+    }
+}

@@ -1,0 +1,75 @@
+//! Places for connections, taken of a real broker: those of a sandbox, and those of its project.
+
+// A test fails by panicking, and says what it saw.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::policy::Policy;
+use egress::gate::upstream::Upstreams;
+use egress::{Broker, Gate, Party};
+use tokio::io::{AsyncReadExt as _, DuplexStream};
+use tokio::sync::watch;
+
+/// Connections of one sandbox, and of all of a project, at once.
+const SANDBOX_MAX: usize = 512;
+const PROJECT_MAX: usize = 4096;
+/// A connection for which there is no place is told so within this.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+
+fn broker() -> Arc<Broker> {
+    let directory = std::env::temp_dir().join(format!("bellglass-places-{}", std::process::id()));
+    Arc::new(Broker::new(Gate::new(&directory, Upstreams::default(), 0)))
+}
+
+fn party(project: &str) -> Arc<Party> {
+    let (_, policy) = watch::channel(Policy::default());
+    Arc::new(Party::new(policy, Box::new(|_| {})).of(project))
+}
+
+/// Connects so often. Whoever has a place waits for the first byte.
+async fn connect(broker: &Arc<Broker>, party: &Arc<Party>, count: usize) -> Vec<DuplexStream> {
+    let mut streams = Vec::new();
+    for _ in 0..count {
+        let (near, far) = tokio::io::duplex(512);
+        tokio::spawn(Arc::clone(broker).serve(far, Arc::clone(party)));
+        streams.push(near);
+    }
+    tokio::task::yield_now().await;
+    streams
+}
+
+/// Whether a connection was turned away: those that have a place are asked nothing and told nothing.
+async fn is_turned_away(stream: &mut DuplexStream) -> bool {
+    let mut said = [0; 16];
+    match tokio::time::timeout(Duration::from_millis(200), stream.read(&mut said)).await {
+        Ok(read) => read.unwrap() == 0 || said.starts_with(b"HTTP/1.1 429"),
+        Err(_) => false,
+    }
+}
+
+#[tokio::test]
+async fn the_sandboxes_of_a_project_share_a_bound_and_another_project_has_its_own() {
+    let broker = broker();
+    let full = PROJECT_MAX / SANDBOX_MAX;
+    let mut held = Vec::new();
+    for _ in 0..full {
+        held.extend(connect(&broker, &party("pa"), SANDBOX_MAX).await);
+    }
+    let one_more = party("pa");
+    let mut late = connect(&broker, &one_more, 1).await;
+    assert!(is_turned_away(&mut late[0]).await, "{PROJECT_MAX} connections are all a project has");
+    let mut other = connect(&broker, &party("pb"), 1).await;
+    assert!(!is_turned_away(&mut other[0]).await, "another project has places");
+    drop(held.pop());
+    let freed = async {
+        loop {
+            let mut again = connect(&broker, &one_more, 1).await;
+            if !is_turned_away(&mut again[0]).await {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(TOLD_WITHIN, freed).await.expect("a place that was given back is free");
+}

@@ -1,0 +1,150 @@
+//! File locks: kernel memory for which Linux has neither a limit nor a charge to a cgroup (CVE-2022-0480).
+//!
+//! Counting them is cheap, so that is done all the time. Who holds them is asked only when there are too many: reading the table holds up
+//! everybody who locks. The newest are read, up to a bound, and belong to the sandbox whose file system the file is on, or whose process
+//! took the lock, or has the file open.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use api::SandboxId;
+
+use super::Oci;
+use super::cgroup::Cgroups;
+use super::stop::is_current;
+use crate::files::{self, failed};
+use crate::{Culprit, Error, Tier, tables};
+
+/// Locks on the machine at which their holders are looked for: 19 MiB of kernel memory. A busy machine has some thousands.
+const LOCKS_MAX: u64 = 100_000;
+/// Of those that are read, how many one sandbox may hold. Databases hold one for each open file or less.
+const HELD_MAX: u64 = 8000;
+/// How much of the table is read: about 16,000 locks, in a hundredth of a second.
+const SAMPLE_BYTES: u64 = 1 << 20;
+/// Open files that are looked at to find the holder of a lock that names neither process nor sandbox.
+const FILES_MAX: usize = 100_000;
+
+/// Where a file is: the numbers of its device, and its inode.
+type Place = ((u32, u32), u64);
+
+/// One lock.
+#[derive(Debug, PartialEq, Eq)]
+struct Lock {
+    /// Who took it; -1 where it belongs to an open file.
+    pid: i32,
+    place: Place,
+}
+
+impl Oci {
+    /// The sandbox that holds too many locks.
+    pub(super) fn locks_culprit(&self) -> Result<Option<Culprit>, Error> {
+        let off = self.flavor.tier == Tier::UserKernel || api::defence::is_off("C-33");
+        if off || tables::locks().is_none_or(|count| count < LOCKS_MAX) {
+            return Ok(None);
+        }
+        let devices = self.devices()?;
+        let mut held: BTreeMap<SandboxId, u64> = BTreeMap::new();
+        let mut unknown: BTreeMap<Place, u64> = BTreeMap::new();
+        let mut callers: BTreeMap<i32, Option<SandboxId>> = BTreeMap::new();
+        for lock in sample()?.lines().filter_map(parse) {
+            let by_process =
+                || callers.entry(lock.pid).or_insert_with(|| Cgroups::sandbox_of(lock.pid)).clone();
+            match devices.get(&lock.place.0).cloned().or_else(by_process) {
+                Some(id) => *held.entry(id).or_default() += 1,
+                None => *unknown.entry(lock.place).or_default() += 1,
+            }
+        }
+        if unknown.values().sum::<u64>() > HELD_MAX {
+            self.find_open(&unknown, &mut held)?;
+        }
+        // Sandboxes of another data directory are another server's to judge.
+        let own: BTreeSet<SandboxId> = self.dirs.ids()?.into_iter().collect();
+        held.retain(|id, _| own.contains(id));
+        let most = held.into_iter().max_by_key(|(_, count)| *count).filter(|(_, count)| *count > HELD_MAX);
+        Ok(most.map(|(id, count)| Culprit { id, what: format!("holds at least {count} file locks") }))
+    }
+
+    /// The sandboxes by the devices of their file systems. Those of the host are nobody's: where layers are unpacked they are seen.
+    fn devices(&self) -> Result<BTreeMap<(u32, u32), SandboxId>, Error> {
+        let mut devices = BTreeMap::new();
+        let host = files::read(Path::new("/proc/self/mountinfo"))?;
+        let host: BTreeSet<(u32, u32)> = host.lines().filter_map(device).collect();
+        for id in self.dirs.ids()? {
+            let Some(record) = self.record(&id)?.filter(is_current) else { continue };
+            let Some(process) = record.process else { continue };
+            let path = PathBuf::from(format!("/proc/{}/mountinfo", process.pid));
+            let mounts = files::read_if_there(&path)?.unwrap_or_default();
+            let own = mounts.lines().filter_map(device).filter(|device| !host.contains(device));
+            devices.extend(own.map(|device| (device, id.clone())));
+        }
+        Ok(devices)
+    }
+
+    /// Counts locks by who has the file open: those on files without a name are on a file system that everybody shares.
+    fn find_open(
+        &self,
+        unknown: &BTreeMap<Place, u64>,
+        held: &mut BTreeMap<SandboxId, u64>,
+    ) -> Result<(), Error> {
+        let mut looked = 0;
+        for id in self.dirs.ids()? {
+            for pid in self.cgroups.processes(&id)? {
+                let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+                for file in open.take(FILES_MAX - looked) {
+                    looked += 1;
+                    let Ok(found) = std::fs::metadata(file.path()) else { continue };
+                    let device = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
+                    let count = unknown.get(&(device, found.ino())).copied().unwrap_or(0);
+                    if count > 0 {
+                        *held.entry(id.clone()).or_default() += count;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The newest locks, as the kernel writes them.
+fn sample() -> Result<String, Error> {
+    let path = Path::new("/proc/locks");
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(SAMPLE_BYTES).read_to_end(&mut bytes))
+        .map_err(|source| failed("read", path, source))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Reads a line such as `7: POSIX  ADVISORY  WRITE 13580 00:1b:310 0 EOF`; one that waits for another has an arrow after the number.
+fn parse(line: &str) -> Option<Lock> {
+    let mut words = line.split_whitespace().skip(1).filter(|word| *word != "->").skip(3);
+    let pid = words.next()?.parse().ok()?;
+    let mut place = words.next()?.split(':');
+    let hexadecimal = |word: Option<&str>| u32::from_str_radix(word?, 16).ok();
+    let device = (hexadecimal(place.next())?, hexadecimal(place.next())?);
+    Some(Lock { pid, place: (device, place.next()?.parse().ok()?) })
+}
+
+/// The device of a line of `mountinfo`.
+fn device(line: &str) -> Option<(u32, u32)> {
+    let (major, minor) = line.split(' ').nth(2)?.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_are_read_as_the_kernel_writes_them() {
+        let lock = parse("452: POSIX  ADVISORY  WRITE 13580 00:1b:310 1099511625556 1099511625556");
+        assert_eq!(lock, Some(Lock { pid: 13580, place: ((0, 27), 310) }));
+        let waits = parse("452: -> OFDLCK ADVISORY  READ  -1 fe:00:10133507 0 EOF");
+        assert_eq!(waits, Some(Lock { pid: -1, place: ((254, 0), 10_133_507) }));
+        assert_eq!(parse("452: POSI"), None, "the last line may be cut");
+        assert_eq!(device("36 35 98:0 / /x rw - ext4 disk rw"), Some((98, 0)));
+    }
+}
