@@ -36,7 +36,7 @@ const BODIES_KIB_MAX: usize = 80 << 10;
 /// Open streams of one project: each may hold a megabyte of unread output here.
 pub const STREAMS_MAX: usize = 512;
 /// Answers of one project that are on their way, in KiB. Each counts with what its request holds besides.
-const ANSWERS_KIB_MAX: usize = 48 << 10;
+const ANSWERS_KIB_MAX: usize = 32 << 10;
 const ANSWER_KIB: usize = 8;
 /// Requests of one project that are under way, open streams among them. More at once would keep the store from others.
 const REQUESTS_MAX: usize = 1024;
