@@ -64,7 +64,7 @@ scenario('refused_options_of_create', async (stage) => {
   const create = (options) => raises(KINDS, async () => stage.keep(await Sandbox.create(options)))
   assert.match((await create({ mcp: { time: {} } })).message, /mcp/i)
   assert.match((await create({ volumeMounts: { '/mnt/things': 'things' } })).message, /volume/i)
-  stage.differs('Sandbox.create', '`mcp`, `volumeMounts`, `iam` and automatic pausing at the timeout are refused')
+  stage.differs('Sandbox.create', '`mcp`, `volumeMounts` and `iam` are refused')
   for (const method of ['Sandbox.getMcpUrl', 'Sandbox.getMcpToken']) {
     stage.notOffered(method, "use the server's own MCP endpoint, `/mcp`")
   }

@@ -187,6 +187,31 @@ scenario('pause_keeps_a_variable', { code: true }, async (stage) => {
   assert.equal((await again.runCode('x + 1')).text, '42')
 })
 
+scenario('pause_at_the_timeout', async (stage) => {
+  const sandbox = await stage.sandbox({ timeoutMs: 4_000, lifecycle: { onTimeout: 'pause' } })
+  const handle = await sandbox.commands.run(COUNT, { background: true, timeoutMs: 0 })
+  handle.wait().catch(() => {})
+  await until(() => sandbox.files.exists('count'))
+  const counted = async (from) => Number((await from.files.read('count')).trim())
+  const before = await counted(sandbox)
+  const paused = async () => (await sandbox.getInfo()).state === 'paused'
+  await until(paused)
+  // Without `autoResume` only `connect` resumes it.
+  await assert.rejects(sandbox.files.read('count'))
+  assert.ok(await paused())
+  const again = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 120_000 })
+  assert.ok((await again.commands.list()).some((one) => one.pid === handle.pid))
+  await until(async () => (await counted(again)) > before)
+})
+
+scenario('auto_resume', async (stage) => {
+  const sandbox = await stage.sandbox({ timeoutMs: 4_000, lifecycle: { onTimeout: 'pause', autoResume: true } })
+  await sandbox.files.write('note', 'kept')
+  await until(async () => (await sandbox.getInfo()).state === 'paused')
+  assert.equal(await sandbox.files.read('note'), 'kept')
+  assert.equal((await sandbox.getInfo()).state, 'running')
+})
+
 scenario('pause_and_kill', async (stage) => {
   const sandbox = await stage.sandbox()
   await sandbox.betaPause()

@@ -198,6 +198,11 @@ async def commands_user(stage: Stage) -> None:
     ran = await now(rooted.commands.run("id -un; echo $HOME; pwd; echo x > /etc/own && stat -c %U /etc/own", user="root"))
     assert ran.stdout == "root\n/root\n/root\nroot\n", ran
     assert (await now(rooted.commands.run("id -un"))).stdout == "user\n"
+    await now(rooted.files.write("/etc/note", "of root", user="root"))
+    assert await now(rooted.files.read("/etc/note", user="root")) == "of root"
+    assert (await now(rooted.commands.run("stat -c %U /etc/note"))).stdout == "root\n"
+    with stage.raises(e2b.SandboxException):
+        await now(rooted.files.write("/etc/note", "of user"))
     for name in ("commands.run", "pty.create"):
         stage.differs(name, "the user `root` is available only if the project is allowed root")
 

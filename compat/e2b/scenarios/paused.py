@@ -1,4 +1,4 @@
-"""A sandbox that is paused, and goes on where it stood."""
+"""Sandboxes that are paused, by a call or at their timeout, and continue."""
 
 from __future__ import annotations
 
@@ -50,6 +50,43 @@ async def pause_keeps_a_variable(stage: Stage) -> None:
     assert state(await now(sandbox.get_info())) == "paused"
     again = await now(sandbox.connect(timeout=120))
     assert (await now(again.run_code("x + 1"))).text == "42"
+
+
+@scenario()
+async def pause_at_the_timeout(stage: Stage) -> None:
+    sandbox = await stage.sandbox(timeout=4, lifecycle={"on_timeout": "pause"})
+    handle = await now(sandbox.commands.run(COUNT, background=True, timeout=0))
+    await stage.until(lambda: sandbox.files.exists("count"))
+    before = await counted(sandbox)
+
+    async def paused() -> bool:
+        return state(await now(sandbox.get_info())) == "paused"
+
+    await stage.until(paused)
+    # Without `auto_resume` only `connect` resumes it.
+    with stage.raises(e2b.TimeoutException, e2b.NotFoundException):
+        await now(sandbox.files.read("count"))
+    assert await paused()
+    again = await now(stage.Sandbox.connect(sandbox.sandbox_id, timeout=120))
+    assert handle.pid in [one.pid for one in await now(again.commands.list())]
+
+    async def further() -> bool:
+        return await counted(again) > before
+
+    await stage.until(further)
+
+
+@scenario()
+async def auto_resume(stage: Stage) -> None:
+    sandbox = await stage.sandbox(timeout=4, lifecycle={"on_timeout": "pause", "auto_resume": True})
+    await now(sandbox.files.write("note", "kept"))
+
+    async def paused() -> bool:
+        return state(await now(sandbox.get_info())) == "paused"
+
+    await stage.until(paused)
+    assert await now(sandbox.files.read("note")) == "kept"
+    assert state(await now(sandbox.get_info())) == "running"
 
 
 @scenario()

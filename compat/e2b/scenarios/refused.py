@@ -72,11 +72,10 @@ async def refused_options_of_create(stage: Stage) -> None:
     for options, named in (
         ({"mcp": {"time": {}}}, "mcp"),
         ({"volume_mounts": {"/mnt/things": "things"}}, "volume"),
-        ({"lifecycle": {"on_timeout": "pause"}}, "pause"),
     ):
         with stage.raises(*KINDS) as caught:
             stage.keep(await now(stage.Sandbox.create(**options)))
         assert named in caught.text.lower(), f"{options}: {caught.text}"
-    stage.differs("Sandbox.create", "`mcp`, `volume_mounts`, `iam` and automatic pausing at the timeout are refused")
+    stage.differs("Sandbox.create", "`mcp`, `volume_mounts` and `iam` are refused")
     for method in ("Sandbox.get_mcp_url", "Sandbox.get_mcp_token"):
         stage.not_offered(method, "use the server's own MCP endpoint, `/mcp`")

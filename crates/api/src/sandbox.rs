@@ -38,6 +38,9 @@ pub struct CreateSandbox {
     /// Idle timeout in milliseconds: 1 second to 24 hours. Default 5 minutes. The sandbox is stopped after this time without a request or a
     /// running exec.
     pub idle_ms: u64,
+    /// What happens when the idle timeout or the time to live is over. Default `stop`.
+    #[serde(skip_serializing_if = "OnTimeout::is_default")]
+    pub on_timeout: OnTimeout,
     /// Labels chosen by the owner: at most 32, each at most 512 bytes. Names that begin with `bellglass.` are reserved.
     pub labels: BTreeMap<String, String>,
     /// Environment variables of everything that runs in the sandbox. A command or its code can override them.
@@ -83,6 +86,9 @@ pub struct Sandbox {
     pub limits: Limits,
     /// Idle timeout in milliseconds. The sandbox is stopped after this time without a request or a running exec.
     pub idle_ms: u64,
+    /// What happens when the idle timeout or the time to live is over.
+    #[serde(default)]
+    pub on_timeout: OnTimeout,
     /// Labels chosen by the owner.
     pub labels: BTreeMap<String, String>,
     /// Egress policy.
@@ -90,9 +96,6 @@ pub struct Sandbox {
     pub policy: Policy,
     /// Current state.
     pub state: SandboxState,
-    /// True if the sandbox is paused: nothing runs in it, its memory is retained, and its maximum lifetime does not elapse.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub paused: bool,
     /// Cold or warm start.
     #[serde(default)]
     pub start: Start,
@@ -107,6 +110,18 @@ pub struct Sandbox {
     /// Time when the sandbox ended, as Unix time in milliseconds by the server's clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at_ms: Option<u64>,
+}
+
+/// What happens to a sandbox when its idle timeout or its time to live is over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum OnTimeout {
+    /// The sandbox is stopped.
+    #[default]
+    Stop,
+    /// The sandbox is paused: its processes and memory are kept. If it cannot be paused, it is stopped.
+    Pause,
 }
 
 /// Kind of start of a sandbox.
@@ -130,6 +145,9 @@ pub enum SandboxState {
     Starting,
     /// Running, with its posture verified.
     Running,
+    /// Paused: its processes are suspended, and their memory is kept. The idle timeout, the time to live and the deadlines of its execs
+    /// do not elapse. A request to the sandbox resumes it.
+    Paused,
     /// Being stopped.
     Stopping,
     /// Stopped by a client or a limit, or failed to start.
@@ -232,6 +250,7 @@ impl Default for CreateSandbox {
             tier: Tier::Container,
             limits: WantedLimits::default(),
             idle_ms: limits::IDLE_MS,
+            on_timeout: OnTimeout::Stop,
             labels: BTreeMap::new(),
             env: BTreeMap::new(),
             datasets: BTreeMap::new(),
@@ -257,10 +276,10 @@ impl Sandbox {
             tier: request.tier,
             limits: request.limits.over(wanted.over(Limits::default())),
             idle_ms: request.idle_ms,
+            on_timeout: request.on_timeout,
             labels: request.labels.clone(),
             policy: request.policy.clone().unwrap_or_default(),
             state: SandboxState::Starting,
-            paused: false,
             start: Start::Cold,
             reason: None,
             error: None,
@@ -324,11 +343,17 @@ impl Lease {
     }
 }
 
+impl OnTimeout {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 impl SandboxState {
     /// Whether nothing comes after it.
     pub fn is_terminal(self) -> bool {
         match self {
-            Self::Starting | Self::Running | Self::Stopping => false,
+            Self::Starting | Self::Running | Self::Paused | Self::Stopping => false,
             Self::Ended | Self::Lost => true,
         }
     }
@@ -338,6 +363,7 @@ impl SandboxState {
         match self {
             Self::Starting => "starting",
             Self::Running => "running",
+            Self::Paused => "paused",
             Self::Stopping => "stopping",
             Self::Ended => "ended",
             Self::Lost => "lost",

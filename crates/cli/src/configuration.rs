@@ -37,6 +37,8 @@ pub struct Configuration {
     pub disk_reserve_bytes: u64,
     /// How long artifacts are kept.
     pub artifact_retention_ms: u64,
+    /// How long a paused sandbox is kept.
+    pub paused_max_ms: u64,
     /// Sandboxes that are ready of each kind that is asked for.
     pub pool_ready: u32,
     /// Memory for all of those together.
@@ -73,8 +75,11 @@ pub enum Log {
     None,
 }
 
+/// The shortest time that a paused sandbox is kept.
+const PAUSED_MIN_MS: u64 = 1000;
+
 /// Every value: its name, and what it means.
-pub const VALUES: [(&str, &str); 20] = [
+pub const VALUES: [(&str, &str); 21] = [
     ("listen", "Address and port to listen on. Port 0 picks a free port."),
     (
         "tls_certificate",
@@ -104,6 +109,10 @@ pub const VALUES: [(&str, &str); 20] = [
         "artifact_retention_ms",
         "How long artifacts are kept after the run that created them, in milliseconds. With 0, the server keeps no artifacts and refuses \
          requests for them.",
+    ),
+    (
+        "paused_max_ms",
+        "How long a paused sandbox is kept, in milliseconds. Then it ends with the reason `expired`.",
     ),
     (
         "pool_ready",
@@ -168,6 +177,7 @@ impl Default for Configuration {
             memory_reserve_bytes: bounds.memory_reserve_bytes,
             disk_reserve_bytes: bounds.disk_reserve_bytes,
             artifact_retention_ms: bounds.artifact_retention_ms,
+            paused_max_ms: bounds.paused_max_ms,
             pool_ready: bounds.pool_ready,
             pool_memory_bytes: bounds.pool_memory_bytes,
             pool_templates: Vec::new(),
@@ -200,6 +210,12 @@ impl Configuration {
     /// Refuses what must not be served.
     pub fn check(&self) -> Result<(), Error> {
         self.domain()?;
+        if self.paused_max_ms < PAUSED_MIN_MS {
+            return Err(Error::invalid(
+                format!("paused_max_ms is {}, the minimum is {PAUSED_MIN_MS}", self.paused_max_ms),
+                format!("Use {PAUSED_MIN_MS} or more."),
+            ));
+        }
         let Self { packages_python, packages_node, packages_debian, packages_debian_security, .. } = self;
         let packages = [packages_python, packages_node, packages_debian, packages_debian_security];
         let web = |address: &&String| address.starts_with("https://") || address.starts_with("http://");
@@ -255,6 +271,7 @@ impl Configuration {
             memory_reserve_bytes: self.memory_reserve_bytes,
             disk_reserve_bytes: self.disk_reserve_bytes,
             artifact_retention_ms: self.artifact_retention_ms,
+            paused_max_ms: self.paused_max_ms,
             pool_ready: self.pool_ready,
             pool_memory_bytes: self.pool_memory_bytes,
         }

@@ -9,6 +9,7 @@ use api::{Error, SandboxId, limits};
 
 use crate::connect::{Connection, answer};
 use crate::quantity::{self, Limit};
+use crate::request::OnTimeoutName;
 use crate::{request, show};
 
 /// Arguments of `bellglass create`.
@@ -24,12 +25,16 @@ pub struct Arguments {
     /// Name that can be used instead of the id: up to 40 lower-case letters and digits, starting with a letter.
     #[arg(long)]
     name: Option<SandboxId>,
-    /// Stop the sandbox when it has had no request and no running command for this long.
+    /// Stop or pause the sandbox when it has had no request and no running command for this long.
     #[arg(long, value_parser = quantity::limit, default_value = "5m", value_name = "TIME")]
     idle: Limit,
     /// Maximum lifetime of the sandbox, such as 4h. The value `none` means 24 hours, the longest possible lifetime.
     #[arg(long, value_parser = quantity::limit, default_value = "1h", value_name = "TIME")]
     ttl: Limit,
+    /// What happens when the idle timeout or the maximum lifetime is over. A paused sandbox keeps its processes and their memory, and the
+    /// next request resumes it.
+    #[arg(long, value_enum, default_value_t = OnTimeoutName::Stop, value_name = "ACTION")]
+    on_timeout: OnTimeoutName,
     /// Label to find the sandbox by. Can be repeated.
     #[arg(long = "label", value_name = "NAME=VALUE")]
     labels: Vec<String>,
@@ -50,6 +55,7 @@ pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCo
         tier: arguments.sandbox.tier.of_server(),
         limits: arguments.sandbox.limits(arguments.ttl.0.unwrap_or(Duration::MAX)),
         idle_ms: arguments.idle.0.map_or(limits::DEADLINE_MS_MAX, request::millis),
+        on_timeout: arguments.on_timeout.of_server(),
         labels: request::pairs("--label", &arguments.labels)?,
         env: BTreeMap::new(),
         datasets: request::pairs("--dataset", &arguments.datasets)?,

@@ -12,7 +12,7 @@ use crate::Arguments;
 /// Commands by task, in the order in which the help shows them.
 const GROUPS: [(&str, &[&str]); 7] = [
     ("Run code", &["run", "exec", "attach", "logs", "python", "context", "shell"]),
-    ("Sandboxes", &["create", "list", "stop", "top", "events", "trace"]),
+    ("Sandboxes", &["create", "list", "stop", "pause", "resume", "top", "events", "trace"]),
     ("Templates", &["template", "build-sandbox", "sandbox-status", "sandbox-test"]),
     ("Files", &["cp", "ls", "cat", "edit", "watch"]),
     ("Network", &["policy", "packages", "secret", "forward"]),

@@ -3,7 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`run`] | `bellglass run`: one command in one sandbox, in this process or on a server |
-//! | [`create`], [`list`], [`stop`] | sandboxes of a server |
+//! | [`create`], [`list`], [`stop`], [`pause`] | sandboxes of a server |
 //! | [`exec`], [`attach`], [`logs`] | commands in them |
 //! | [`python`], [`repl`], [`context`] | code in them, once or line by line, and interpreters that stay |
 //! | [`results`] | what code showed, as a person sees it |
@@ -60,6 +60,7 @@ mod manual;
 mod mcp;
 mod output;
 mod packages;
+mod pause;
 mod policy;
 mod project;
 mod python;
@@ -171,6 +172,10 @@ enum Command {
     Packages(packages::Arguments),
     /// Stop sandboxes and wait until they are completely removed.
     Stop(stop::Arguments),
+    /// Suspend sandboxes and keep their processes and memory.
+    Pause(pause::Pause),
+    /// Let paused sandboxes run again.
+    Resume(pause::Resume),
     /// Show the resource usage of sandboxes.
     Top(top::Arguments),
     /// Show lifecycle events of sandboxes as they happen.
@@ -254,6 +259,8 @@ async fn dispatch(arguments: Arguments) -> Result<ExitCode, api::Error> {
         Command::Secret(secret) => secret::run(&connection, secret).await,
         Command::Packages(packages) => packages::run(&connection, packages).await,
         Command::Stop(stop) => stop::run(&connection, stop).await,
+        Command::Pause(pause) => pause::pause(&connection, pause).await,
+        Command::Resume(resume) => pause::resume(&connection, resume).await,
         Command::Top(top) => top::run(&connection, top).await,
         Command::Events(events) => events::run(&connection, events).await,
         Command::Trace(trace) => trace::run(&connection, trace).await,

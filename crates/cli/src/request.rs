@@ -7,6 +7,7 @@ use api::Error;
 use api::exec::{ExecSpec, OutputMode};
 use api::limits::{self, WantedLimits};
 use api::policy::Policy;
+use api::sandbox::OnTimeout;
 use runtime::Tier;
 
 use crate::quantity::{self, Limit};
@@ -92,6 +93,25 @@ pub enum TierName {
     Container,
     /// gVisor, a separate kernel in user space.
     UserKernel,
+}
+
+/// What happens at a timeout, as values of `--on-timeout`.
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub enum OnTimeoutName {
+    /// Stop the sandbox.
+    Stop,
+    /// Pause the sandbox. If it cannot be paused, it is stopped.
+    Pause,
+}
+
+impl OnTimeoutName {
+    /// The value that the server expects.
+    pub fn of_server(self) -> OnTimeout {
+        match self {
+            Self::Stop => OnTimeout::Stop,
+            Self::Pause => OnTimeout::Pause,
+        }
+    }
 }
 
 /// Output modes, as values of `--output`.

@@ -2,7 +2,9 @@
 
 use std::process::ExitCode;
 
+use api::sandbox::Sandbox;
 use api::{Error, SandboxId};
+use client::Client;
 
 use crate::connect::{Connection, answer, explain};
 use crate::{fleet, list, show};
@@ -23,27 +25,35 @@ pub struct Arguments {
 
 /// Stops all of them, also when one of them cannot be stopped.
 pub async fn run(connection: &Connection, arguments: Arguments) -> Result<ExitCode, Error> {
+    let Arguments { sandboxes, json } = arguments;
+    each(connection, (&sandboxes, json), |client: Client, id| async move { client.stop(&id).await }).await
+}
+
+/// Sends a request for each sandbox, and prints the sandboxes and the errors.
+pub async fn each<F>(
+    connection: &Connection,
+    (sandboxes, json): (&[SandboxId], bool),
+    request: impl Fn(Client, SandboxId) -> F,
+) -> Result<ExitCode, Error>
+where
+    F: Future<Output = Result<Sandbox, client::Error>> + Send + 'static,
+{
     let client = connection.client()?;
-    let stopping = async {
-        Ok(fleet::each(&client, &arguments.sandboxes, async |client: client::Client, id| {
-            client.stop(&id).await
-        })
-        .await)
-    };
-    let (mut stopped, mut failed) = (Vec::new(), false);
-    for result in answer(&client, stopping).await? {
+    let asking = async { Ok(fleet::each(&client, sandboxes, request).await) };
+    let (mut done, mut failed) = (Vec::new(), false);
+    for result in answer(&client, asking).await? {
         match result {
-            Ok(sandbox) => stopped.push(sandbox),
+            Ok(sandbox) => done.push(sandbox),
             Err(error) => {
                 failed = true;
                 show::error(&explain(&error));
             }
         }
     }
-    if arguments.json {
-        show::json(&stopped)?;
+    if json {
+        show::json(&done)?;
     } else {
-        for sandbox in &stopped {
+        for sandbox in &done {
             show::note(&format!("{} is {}", sandbox.id, list::state(sandbox)));
         }
     }

@@ -108,6 +108,22 @@ impl Client {
         self.link.call(&Ask::new(Method::DELETE, format!("/v1/sandboxes/{sandbox}"))).await
     }
 
+    /// Pauses a sandbox. A paused one stays paused.
+    ///
+    /// # Errors
+    /// It does not run, or its backend cannot pause it.
+    pub async fn pause(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
+        self.link.call(&Ask::new(Method::POST, format!("/v1/sandboxes/{sandbox}/pause")).again()).await
+    }
+
+    /// Resumes a paused sandbox. A running one is left as it is.
+    ///
+    /// # Errors
+    /// It has ended, or its backend cannot resume it.
+    pub async fn resume(&self, sandbox: &SandboxId) -> Result<Sandbox, Error> {
+        self.link.call(&Ask::new(Method::POST, format!("/v1/sandboxes/{sandbox}/resume")).again()).await
+    }
+
     /// Gives a sandbox another idle time, counted from now.
     ///
     /// # Errors

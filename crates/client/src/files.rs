@@ -46,6 +46,8 @@ const BLAKE3: &str = "&digest=blake3";
 pub struct Files {
     client: Client,
     sandbox: SandboxId,
+    /// Whether they are opened as root.
+    as_root: bool,
     /// Parts of uploads that were dropped before their end; as many as there were uploads.
     left: Arc<Mutex<Vec<FilePath>>>,
 }
@@ -56,11 +58,17 @@ pub type Listed = Page<FileInfo>;
 impl Client {
     /// The files of a sandbox. Nothing is sent yet.
     pub fn files(&self, sandbox: &SandboxId) -> Files {
-        Files { client: self.clone(), sandbox: sandbox.clone(), left: Arc::default() }
+        Files { client: self.clone(), sandbox: sandbox.clone(), as_root: false, left: Arc::default() }
     }
 }
 
 impl Files {
+    /// The same files, opened as root of the sandbox. Requests fail if the project does not allow root.
+    #[must_use]
+    pub fn as_root(self) -> Self {
+        Self { as_root: true, ..self }
+    }
+
     /// What is at a path. A symlink is not followed.
     ///
     /// # Errors
@@ -234,7 +242,8 @@ impl Files {
 
     fn route(&self, below: &str, paths: &[(&str, &FilePath)]) -> String {
         let query: Vec<_> = paths.iter().map(|(name, path)| format!("{name}={}", path.encode())).collect();
-        format!("/v1/sandboxes/{}/files{below}?{}", self.sandbox, query.join("&"))
+        let user = if self.as_root { "&uid=0" } else { "" };
+        format!("/v1/sandboxes/{}/files{below}?{}{user}", self.sandbox, query.join("&"))
     }
 }
 

@@ -57,9 +57,11 @@ pub async fn begin(platform: &Platform) -> Result<(), store::Error> {
         let reason = match sandbox.state {
             _ if platform.node.has_lost_record(&sandbox.id) => EndReason::RecordDamaged,
             SandboxState::Starting => EndReason::Interrupted,
-            SandboxState::Running | SandboxState::Stopping | SandboxState::Ended | SandboxState::Lost => {
-                EndReason::Died
-            }
+            SandboxState::Running
+            | SandboxState::Paused
+            | SandboxState::Stopping
+            | SandboxState::Ended
+            | SandboxState::Lost => EndReason::Died,
         };
         let ended = Sandbox {
             state: reason.state(),

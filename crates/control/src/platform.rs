@@ -9,7 +9,7 @@ use api::sandbox::{CreateSandbox, EndReason, Sandbox, SandboxState, Start};
 use api::server::Health;
 use api::trace::STEP;
 use api::{Error, ErrorCode, SandboxId};
-use node::{Claim, Node, Order, clock};
+use node::{AutoResume, Claim, Node, Order, clock};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 use tracing::{Instrument as _, info_span};
@@ -65,6 +65,16 @@ pub struct Platform {
     tried: Tried,
 }
 
+/// A request for a sandbox.
+pub struct NewSandbox {
+    /// Parameters of the sandbox.
+    pub request: CreateSandbox,
+    /// The key that makes a repeated request return the same sandbox.
+    pub idempotency: Option<String>,
+    /// Which requests resume the sandbox when it is paused.
+    pub auto_resume: AutoResume,
+}
+
 /// How the last try of a sandbox went.
 struct Tried {
     began: Instant,
@@ -74,6 +84,13 @@ struct Tried {
     took_ms: AtomicU64,
     /// When the store was last looked at, and whether it answered.
     store: tokio::sync::Mutex<Option<(Instant, bool)>>,
+}
+
+impl NewSandbox {
+    /// A request for a sandbox that every request resumes.
+    pub fn once(request: CreateSandbox, idempotency: Option<String>) -> Self {
+        Self { request, idempotency, auto_resume: AutoResume::default() }
+    }
 }
 
 impl Platform {
@@ -122,15 +139,14 @@ impl Platform {
     pub async fn create(
         self: &Arc<Self>,
         account: &Arc<Account>,
-        request: CreateSandbox,
-        idempotency: Option<String>,
+        new: NewSandbox,
     ) -> Answer<(Sandbox, bool)> {
-        if let Err(error) = request.check_asked() {
+        if let Err(error) = new.request.check_asked() {
             let refused = Err(error.into());
             self.note_create(account, &refused);
             return refused;
         }
-        self.create_own(account, request, idempotency).await
+        self.create_own(account, new).await
     }
 
     /// The same for a part of the server, which may set labels that are reserved.
@@ -140,13 +156,12 @@ impl Platform {
     pub async fn create_own(
         self: &Arc<Self>,
         account: &Arc<Account>,
-        request: CreateSandbox,
-        idempotency: Option<String>,
+        new: NewSandbox,
     ) -> Answer<(Sandbox, bool)> {
         let (platform, account) = (Arc::clone(self), Arc::clone(account));
         let asked = Instant::now();
         let making = async move {
-            let made = platform.make(&account, request, (idempotency, asked)).await;
+            let made = platform.make(&account, new, asked).await;
             platform.note_create(&account, &made);
             made
         };
@@ -173,16 +188,12 @@ impl Platform {
         }
     }
 
-    async fn make(
-        &self,
-        account: &Account,
-        request: CreateSandbox,
-        (idempotency, asked): (Option<String>, Instant),
-    ) -> Answer<(Sandbox, bool)> {
+    async fn make(&self, account: &Account, new: NewSandbox, asked: Instant) -> Answer<(Sandbox, bool)> {
+        let NewSandbox { request, idempotency, auto_resume } = new;
         request.check()?;
         let project = account.key.project.clone();
         let hash: [u8; 32] = Sha256::digest(serde_json::to_vec(&request).unwrap_or_default()).into();
-        let order = ordered(account, request);
+        let order = ordered(account, (request, auto_resume));
         let (wanted, mut claim) = info_span!(target: STEP, "plan").in_scope(|| self.planned(&order))?;
         if let Some(claim) = &mut claim {
             claim.begin();
@@ -354,6 +365,13 @@ impl Platform {
         }
     }
 
+    /// The sandbox as the node has it now, saved in the store. The store learns it later if it cannot save it now.
+    pub async fn saved(&self, sandbox: Sandbox) -> Sandbox {
+        let Some(shown) = self.node.find(&sandbox.id) else { return sandbox };
+        let _ = self.store.moved(&shown).await;
+        shown
+    }
+
     /// Whether all of it works.
     pub async fn health(&self) -> Health {
         let (at, took_ms) =
@@ -418,7 +436,7 @@ pub fn missing(named: &str) -> Error {
 }
 
 /// What somebody asks for, with what their project may have.
-fn ordered(account: &Account, request: CreateSandbox) -> Order {
+fn ordered(account: &Account, (request, auto_resume): (CreateSandbox, AutoResume)) -> Order {
     let (may_open, may_root) = (account.quota.open, account.quota.root);
-    Order { project: account.key.project.clone(), request, may_open, may_root }
+    Order { project: account.key.project.clone(), request, may_open, may_root, auto_resume }
 }

@@ -166,7 +166,12 @@ async fn destined(parts: &mut Parts, platform: &Arc<Platform>) -> Answer<Option<
     match platform.ports.domain.named(outside.host.as_deref().unwrap_or_default()) {
         // What E2B's agent would answer is answered here: nothing in the sandbox is asked.
         Named::Port { port: AGENT_PORT | CODE_PORT, sandbox } => Ok(Some(Going::Adapted(sandbox))),
-        Named::Port { port, sandbox } => by_name(parts, platform, outside, (port, sandbox)).map(Some),
+        Named::Port { port, sandbox } => {
+            if api::defence::is_off("H-43") {
+                drop(platform.node.call(&sandbox).await);
+            }
+            by_name(parts, platform, outside, (port, sandbox)).map(Some)
+        }
         Named::Nothing => Err(Error {
             fix: "Use the address that `bellglass forward --url` shows, such as 8000-SANDBOX.DOMAIN.".into(),
             ..Error::not_found("no port has this address")

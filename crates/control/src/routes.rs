@@ -2,7 +2,7 @@
 //!
 //! | module | routes |
 //! |---|---|
-//! | [`sandboxes`] | create, list, look, stop, lease, policy, packages, usage, trace, events |
+//! | [`sandboxes`] | create, list, look, stop, pause, resume, lease, policy, packages, usage, trace, events |
 //! | [`execs`] | start, list, look, read, write, signal, cancel |
 //! | [`contexts`] | interpreters that stay: create, list, look, restart, interrupt, remove, variables |
 //! | [`ports`] | how a port is reached, opening it to everybody, tunnels |
@@ -98,6 +98,8 @@ fn with_sandboxes(table: Table) -> Table {
         .described(sandboxes::__path_list, sandboxes::list)
         .described(sandboxes::__path_look, sandboxes::look)
         .described(sandboxes::__path_stop, sandboxes::stop)
+        .described(sandboxes::__path_pause, sandboxes::pause)
+        .described(sandboxes::__path_resume, sandboxes::resume)
         .described(sandboxes::__path_lease, sandboxes::lease)
         .described(sandboxes::__path_policy, sandboxes::policy)
         .described(sandboxes::__path_packages, sandboxes::packages)

@@ -134,7 +134,13 @@ async fn a_stop_before_the_node_has_the_sandbox_ends_it() {
     // A create writes its row to the store first. This test stops the sandbox then, and creates it on the node afterwards.
     let place = Place::new().await;
     let client = place.client("p", Role::Write, plenty()).await;
-    let order = Order { project: "p".into(), request: small(), may_open: false, may_root: false };
+    let order = Order {
+        project: "p".into(),
+        request: small(),
+        may_open: false,
+        may_root: false,
+        auto_resume: node::AutoResume::default(),
+    };
     let id = node::machine::fresh_id().unwrap();
     let row = Sandbox::asked(id.clone(), "p", &order.request, &WantedLimits::default(), 1);
     let ask = Request { sandbox: &row, quota: &plenty(), idempotency: None };

@@ -49,6 +49,8 @@ pub struct Exec {
     /// When it is ended, as far as is known.
     limit: Cell<Option<Instant>>,
     deadline: Option<Duration>,
+    /// Since when the sandbox is paused: its time does not count until then.
+    held: Cell<Option<Instant>>,
     grace: Duration,
     background: Background,
     kills: Rc<Kills>,
@@ -97,6 +99,7 @@ impl Exec {
             group: Cell::new(group),
             started: Cell::new(None),
             limit: Cell::new(None),
+            held: Cell::new(None),
             deadline: spec.deadline_ms.map(Duration::from_millis),
             // An interruption takes its own time, and whoever watches from outside has to know.
             grace: Duration::from_millis(if context.is_some() { limits::CELL_GRACE_MS } else { grace }),
@@ -150,7 +153,7 @@ impl Exec {
     pub fn info(&self, processes: u32) -> ExecInfo {
         let end = self.end.borrow();
         let [stdout, stderr, results] = &*self.spools.borrow();
-        let since = self.started.get().map_or(Duration::ZERO, |started| started.elapsed());
+        let since = self.age();
         let ran = end.as_ref().map_or(since, |end| Duration::from_micros(end.duration_us));
         let whole_ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         ExecInfo {
@@ -183,6 +186,8 @@ impl Exec {
             return;
         }
         let now = Instant::now();
+        // What begins during a pause has lost no time to the part of it before.
+        self.held.set(self.held.get().map(|_| now));
         self.started.set(Some(now));
         self.limit.set(self.deadline.map(|after| now + after));
         self.decided.notify_waiters();
@@ -192,8 +197,37 @@ impl Exec {
     pub fn prepare(&self, within: Duration) {
         // What happened while it waited did not happen to it.
         self.kills_before.set(self.kills.count());
-        self.limit.set(Some(Instant::now() + within));
+        let now = Instant::now();
+        self.held.set(self.held.get().map(|_| now));
+        self.limit.set(Some(now + within));
         self.decided.notify_waiters();
+    }
+
+    /// The sandbox is about to be paused: from now on its time does not count.
+    pub fn hold_time(&self) {
+        self.held.set(self.held.get().or_else(|| Some(Instant::now())));
+        self.decided.notify_waiters();
+    }
+
+    /// The sandbox runs again: its deadline is later by the length of the pause.
+    pub fn release_time(&self) {
+        let Some(held) = self.held.take() else { return };
+        let paused = held.elapsed();
+        let later = |at: Option<Instant>| at.map(|at| at + paused);
+        self.started.set(later(self.started.get()));
+        self.limit.set(later(self.limit.get()));
+        self.decided.notify_waiters();
+    }
+
+    /// When it is ended, unless its time is held.
+    fn limit(&self) -> Option<Instant> {
+        self.limit.get().filter(|_| self.held.get().is_none())
+    }
+
+    /// The time since its start, without pauses.
+    fn age(&self) -> Duration {
+        let now = self.held.get().unwrap_or_else(Instant::now);
+        self.started.get().map_or(Duration::ZERO, |started| now.saturating_duration_since(started))
     }
 
     /// The reason to end it, if there is one.
@@ -326,7 +360,7 @@ impl Exec {
             if self.status.borrow().is_some() || self.reason.borrow().is_some() {
                 return;
             }
-            let limit = self.limit.get();
+            let limit = self.limit();
             let due = async {
                 match limit {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -336,7 +370,10 @@ impl Exec {
             tokio::select! {
                 () = decided => {}
                 () = struck => self.ask_to_end(Outcome::Oom),
-                () = due => self.ask_to_end(Outcome::Timeout),
+                // After a pause the timer may have come before the news that the deadline is held or later.
+                () = due => if self.limit().is_some_and(|at| at <= Instant::now()) {
+                    self.ask_to_end(Outcome::Timeout);
+                },
             }
         }
     }
@@ -380,7 +417,7 @@ impl Exec {
             None if self.is_struck() => Outcome::Oom,
             None => natural(),
         };
-        let ran = self.started.get().map_or(Duration::ZERO, |started| started.elapsed());
+        let ran = self.age();
         let duration_us = u64::try_from(ran.as_micros()).unwrap_or(u64::MAX);
         self.end.replace(Some(ExecEnd {
             outcome,
@@ -418,6 +455,59 @@ fn shown(code: &Code) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A pause that is longer than the deadline does not end the exec, and does not count as its time.
+    #[tokio::test(start_paused = true)]
+    async fn the_time_of_a_pause_does_not_count() {
+        let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };
+        let exec = Exec::new(ExecId::from_random([1; 16]), &spec, 0, 1, Rc::default());
+        let seconds = Duration::from_secs;
+        exec.clock();
+        tokio::time::advance(Duration::from_millis(400)).await;
+        exec.hold_time();
+        assert!(tokio::time::timeout(seconds(3600), exec.until_decided()).await.is_err());
+        exec.hold_time();
+        assert_eq!(exec.info(1).duration_ms, 400);
+        exec.release_time();
+        exec.release_time();
+        assert_eq!(exec.info(1).duration_ms, 400);
+        assert!(tokio::time::timeout(Duration::from_millis(500), exec.until_decided()).await.is_err());
+        tokio::time::timeout(seconds(1), exec.until_decided()).await.unwrap();
+        assert_eq!(exec.reason(), Some(Outcome::Timeout));
+    }
+
+    /// Where the timer of a deadline and the news that it is held come at the same time, the news counts.
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_that_passed_in_a_pause_ends_nothing() {
+        let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };
+        for _ in 0..20 {
+            let exec = Exec::new(ExecId::from_random([1; 16]), &spec, 0, 1, Rc::default());
+            exec.clock();
+            let decided = exec.until_decided();
+            tokio::pin!(decided);
+            assert!(tokio::time::timeout(Duration::ZERO, &mut decided).await.is_err());
+            exec.hold_time();
+            tokio::time::advance(Duration::from_secs(3600)).await;
+            exec.release_time();
+            assert!(tokio::time::timeout(Duration::from_millis(500), &mut decided).await.is_err());
+            assert_eq!(exec.reason(), None);
+        }
+    }
+
+    /// Code that gets its turn while deadlines are held has its whole time, and no more.
+    #[tokio::test(start_paused = true)]
+    async fn what_begins_during_a_pause_has_its_own_deadline() {
+        let spec = ExecSpec { argv: vec!["true".into()], deadline_ms: Some(1000), ..ExecSpec::default() };
+        let exec = Exec::new(ExecId::from_random([1; 16]), &spec, 0, 1, Rc::default());
+        exec.hold_time();
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        exec.clock();
+        tokio::time::advance(Duration::from_millis(10)).await;
+        exec.release_time();
+        assert_eq!(exec.info(1).duration_ms, 0);
+        tokio::time::timeout(Duration::from_millis(1100), exec.until_decided()).await.unwrap();
+        assert_eq!(exec.reason(), Some(Outcome::Timeout));
+    }
 
     #[test]
     fn an_exec_tells_the_deadline_it_was_given() {

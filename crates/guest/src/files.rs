@@ -1,7 +1,7 @@
 //! Files: each request is served by a process of its own, this program again, as the user that code runs as.
 //!
 //! ```text
-//! node ◀──parts──▶ process 1 ◀──pipes──▶ `guest files`: uid 1000, among user code, its memory charged to it
+//! node ◀──parts──▶ process 1 ◀──pipes──▶ `guest files`: uid 1000 or root, among user code, its memory charged to it
 //! ```
 //!
 //! So the kernel decides what the request may do, as it does for code; a request that blocks, is killed or uses up memory
@@ -68,9 +68,12 @@ pub struct Answer {
     ended: bool,
 }
 
-/// Starts the process that serves the request in `body`; its answer is what it writes.
-pub async fn serve(body: Incoming, table: &Rc<Table>) -> Result<Answer, Error> {
-    let spec = ExecSpec { argv: WORKER.map(str::to_owned).to_vec(), stdin: true, ..ExecSpec::default() };
+/// Starts the process that serves the request in `body`, as root if `uid` is 0; its answer is what it writes.
+pub async fn serve(body: Incoming, uid: Option<u64>, table: &Rc<Table>) -> Result<Answer, Error> {
+    let uid = uid.map(|uid| u32::try_from(uid).unwrap_or(u32::MAX));
+    let argv = WORKER.map(str::to_owned).to_vec();
+    let spec = ExecSpec { argv, uid, stdin: true, ..ExecSpec::default() };
+    spec.check()?;
     let (launched, assistant) = table.assist(&spec).await?;
     verdict(&spec, assistant.group(), launched.verdict).await?;
     let Ends { streams, stdin, .. } = launched.ends;

@@ -10,7 +10,8 @@
 //! | `PUT /execs/{id}/size` with a `TerminalSize` | the exec's terminal has that size |
 //! | `POST /execs/{id}/signal` with a `SignalRequest` | all processes of the exec get it |
 //! | `DELETE /execs/{id}` | the exec is ended: `cancelled` |
-//! | `PUT /ttl/{ms}` | the time to live is that long from now |
+//! | `PUT /ttl/{ms}` | the time to live is that long from now, and held deadlines count again |
+//! | `PUT /hold/{ms}` | the same time to live; the deadlines of execs are held, because the sandbox is about to be paused |
 //! | `PUT /interpreter` with an `InterpreterSpec` | what code in Python is forked from, when it is started |
 //! | `GET /interpreter` | `InterpreterInfo`; starts it |
 //! | `PUT /contexts/{id}` with a `ContextSpec` | `ContextInfo`; the same request again makes nothing |
@@ -172,10 +173,11 @@ async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<
         }
         (&Method::POST, ["execs", id, "signal"]) => signal(exec_id(id)?, body, &table).await,
         (&Method::PUT, ["ttl", ms]) => {
-            let ms = ms
-                .parse()
-                .map_err(|_| Error::not_found(format!("{ms:?} is not a number of milliseconds")))?;
-            table.live_for(Duration::from_millis(ms));
+            table.release(milliseconds(ms)?);
+            json(StatusCode::OK, &())
+        }
+        (&Method::PUT, ["hold", ms]) => {
+            table.hold(milliseconds(ms)?);
             json(StatusCode::OK, &())
         }
         (&Method::PUT, ["interpreter"]) => {
@@ -183,9 +185,9 @@ async fn route(request: Request<Incoming>, table: Rc<Table>, way_out: Rc<Option<
         }
         (&Method::GET, ["interpreter"]) => json(StatusCode::OK, &table.parent.info(&table).await?),
         (method, ["contexts", rest @ ..]) => contexts(method, rest, body, &table).await,
-        (&Method::POST, ["files"]) => {
-            Ok(Response::new(Either::Right(Either::Right(Either::Left(files::serve(body, &table).await?)))))
-        }
+        (&Method::POST, ["files"]) => Ok(Response::new(Either::Right(Either::Right(Either::Left(
+            files::serve(body, number(query, "uid")?, &table).await?,
+        ))))),
         (&Method::POST, ["ports", port]) => Ok(Response::new(Either::Right(Either::Right(Either::Right(
             ports::open(api::ports::number(port)?, body).await?,
         ))))),
@@ -236,6 +238,12 @@ async fn contexts(method: &Method, path: &[&str], body: Incoming, table: &Rc<Tab
         }
         _ => Err(Error::not_found("there is no such context route")),
     }
+}
+
+fn milliseconds(text: &str) -> Result<Duration, Error> {
+    let ms =
+        text.parse().map_err(|_| Error::not_found(format!("{text:?} is not a number of milliseconds")))?;
+    Ok(Duration::from_millis(ms))
 }
 
 async fn stdin(id: ExecId, query: &str, mut body: Incoming, table: &Table) -> Reply {

@@ -61,6 +61,8 @@ pub struct Table {
     assistants: Rc<Cell<usize>>,
     /// When everything here ends, whoever else is still there.
     expires: watch::Sender<Instant>,
+    /// Whether the sandbox is paused, or about to be.
+    holding: Cell<bool>,
 }
 
 /// Whose process it is.
@@ -100,12 +102,27 @@ impl Table {
             known: Known::default(),
             assistants: Rc::default(),
             expires: watch::Sender::new(after(ttl)),
+            holding: Cell::new(false),
         }
     }
 
-    /// Has everything end after so long from now, and not when it was to end before: somebody has claimed what was made ahead.
-    pub fn live_for(&self, ttl: Duration) {
+    /// Has everything end after so long from now, and not when it was to end before.
+    fn live_for(&self, ttl: Duration) {
         self.expires.send_replace(after(ttl));
+    }
+
+    /// Holds the deadlines of all execs: the sandbox is about to be paused. It may live for so long.
+    pub fn hold(&self, ttl: Duration) {
+        self.live_for(ttl);
+        self.holding.set(true);
+        self.execs.borrow().values().for_each(|exec| exec.hold_time());
+    }
+
+    /// Lets the deadlines of all execs count again, if they were held. The sandbox may live for so long.
+    pub fn release(&self, ttl: Duration) {
+        self.live_for(ttl);
+        self.holding.set(false);
+        self.execs.borrow().values().for_each(|exec| exec.release_time());
     }
 
     /// Waits for the end of the time to live.
@@ -114,7 +131,10 @@ impl Table {
         loop {
             let at = *expires.borrow_and_update();
             tokio::select! {
-                () = tokio::time::sleep_until(at) => return,
+                // After a pause the timer may have come before the news of a later end.
+                () = tokio::time::sleep_until(at) => if *expires.borrow() <= Instant::now() {
+                    return;
+                },
                 // We hold the sender.
                 _ = expires.changed() => {}
             }
@@ -205,6 +225,9 @@ impl Table {
 
     /// It is there from now on, in the order of starts.
     pub fn know(&self, exec: &Rc<Exec>, id: ExecId) {
+        if self.holding.get() {
+            exec.hold_time();
+        }
         self.execs.borrow_mut().insert(id.clone(), Rc::clone(exec));
         self.order.borrow_mut().push_back(id);
     }
@@ -226,6 +249,7 @@ impl Table {
 
     /// Starts a process that works for a request. It is no exec: nobody can ask for it, and its end has no outcome.
     pub async fn assist(&self, spec: &ExecSpec) -> Result<(Launched, Assistant), Error> {
+        spec.check_root(self.purpose.has_root())?;
         self.kills.settled().await;
         if self.assistants.get() >= ASSISTANTS_MAX {
             return Err(Error {

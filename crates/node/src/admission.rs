@@ -32,6 +32,8 @@ pub struct Bounds {
     pub disk_reserve_bytes: u64,
     /// How long artifacts are kept; 0 for not at all.
     pub artifact_retention_ms: u64,
+    /// How long a paused sandbox is kept before it ends.
+    pub paused_max_ms: u64,
     /// Sandboxes that are ready of each kind that is asked for; 0 for none of any.
     pub pool_ready: u32,
     /// Memory for all of those together.
@@ -128,6 +130,7 @@ impl Default for Bounds {
             memory_reserve_bytes: 512 << 20,
             disk_reserve_bytes: 1 << 30,
             artifact_retention_ms: 7 * 24 * 3_600_000,
+            paused_max_ms: 30 * 24 * 3_600_000,
             pool_ready: 1,
             pool_memory_bytes: 1 << 30,
         }

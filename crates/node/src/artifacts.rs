@@ -320,7 +320,8 @@ impl Node {
         }
         let entry = self.shared.entries().get(&wanted.of.sandbox).map(Arc::clone);
         let living = entry.filter(|entry| {
-            entry.state() == SandboxState::Running && entry.shown().project == wanted.of.project
+            [SandboxState::Running, SandboxState::Paused].contains(&entry.state())
+                && entry.shown().project == wanted.of.project
         });
         match living {
             Some(entry) => {

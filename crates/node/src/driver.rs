@@ -1,13 +1,15 @@
 //! One task for each sandbox. It alone moves the sandbox from one phase to the next.
 //!
-//! Other tasks send it a [`Word`] and read the record that it publishes. [`crate::lifecycle`] decides; this module executes the
+//! Other tasks send it a [`DriverMessage`] and read the record that it publishes. [`crate::lifecycle`] decides; this module executes the
 //! effects: it waits for the start, the end of process 1, the time to live and the idle time, and removes the sandbox.
+
+mod pause;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::exec::LostCause;
-use api::sandbox::{EndReason, SandboxEvent};
+use api::sandbox::{EndReason, SandboxEvent, SandboxState};
 use api::trace::STEP;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -24,6 +26,8 @@ use crate::live::Shared;
 use crate::pool::Making;
 use crate::ready::Readiness;
 use crate::sandbox::Sandbox;
+use pause::Reply;
+pub(crate) use pause::{ResumeRequest, pausing};
 
 /// Between two tries to remove what could not be removed.
 const TEAR_DOWN_AGAIN: Duration = Duration::from_secs(1);
@@ -38,11 +42,14 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How long a start waits for its turn.
 const TURN_WITHIN: Duration = Duration::from_secs(120);
 
-/// What can be said to a driver.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Word {
+/// A message to the driver of a sandbox.
+pub(crate) enum DriverMessage {
     /// The sandbox is to end.
     End(EndReason),
+    /// The sandbox is to be paused.
+    Pause(Reply),
+    /// The sandbox is to be resumed.
+    Resume(ResumeRequest),
     /// The idle time is another one, or an exec with a deadline was started: look again when to wake.
     Look,
 }
@@ -82,13 +89,21 @@ pub(crate) enum For {
 pub(crate) struct Driver {
     shared: Arc<Shared>,
     entry: Arc<Entry>,
-    inbox: mpsc::Receiver<Word>,
+    inbox: mpsc::Receiver<DriverMessage>,
     /// The start, while it is in progress.
     start: Option<Start>,
     /// Serves the sandbox's outgoing connections from its start on, if its template needs that to become ready.
     attendant: Option<Attendant>,
     /// The error with which the start failed, for the record.
     error: Option<api::Error>,
+    /// Tells the guest how long it lives, after that changed.
+    telling: Option<AbortOnDropHandle<()>>,
+    /// Whether the processes of a paused sandbox are known to be frozen.
+    frozen: bool,
+    /// Those who wait for the pause.
+    pause_replies: Vec<Reply>,
+    /// The request to resume that is being executed.
+    resume_request: Option<ResumeRequest>,
     /// The request that caused the current phase. Its steps are reported in the trace of that request.
     request: Span,
 }
@@ -109,9 +124,21 @@ struct Started {
 }
 
 impl Driver {
-    pub fn new(shared: Arc<Shared>, entry: Arc<Entry>, inbox: mpsc::Receiver<Word>) -> Self {
+    pub fn new(shared: Arc<Shared>, entry: Arc<Entry>, inbox: mpsc::Receiver<DriverMessage>) -> Self {
         let request = Span::none();
-        Self { shared, entry, inbox, start: None, attendant: None, error: None, request }
+        Self {
+            shared,
+            entry,
+            inbox,
+            start: None,
+            attendant: None,
+            error: None,
+            telling: None,
+            frozen: false,
+            pause_replies: Vec::new(),
+            resume_request: None,
+            request,
+        }
     }
 
     /// Drives the sandbox through its life: executes each effect of [`next`], and enters the phase before the next effect. A server
@@ -122,7 +149,13 @@ impl Driver {
                 self.start = Some(self.begin_start(whom));
                 (Phase::Starting { requested: None }, Effect::AwaitStart)
             }
-            Beginning::Adopt => (Phase::Running, Effect::Watch),
+            Beginning::Adopt => {
+                self.take_over().await;
+                match self.entry.state() == SandboxState::Paused {
+                    true => (Phase::Paused, Effect::AwaitResume),
+                    false => (Phase::Running, Effect::Watch),
+                }
+            }
             Beginning::End(reason) => {
                 self.shared.enter(&self.entry, Phase::Stopping(reason), None);
                 (Phase::Stopping(reason), Effect::TearDown)
@@ -136,7 +169,11 @@ impl Driver {
                     self.await_start().await
                 }
                 Effect::Watch => self.watch().await,
+                Effect::Pause => self.pause().await,
+                Effect::AwaitResume => self.await_resume().await,
+                Effect::Resume => self.resume().await,
                 Effect::Settle => {
+                    self.attendant = None;
                     self.shared.keeper.settle(self.entry.id()).await;
                     Event::Settled
                 }
@@ -167,7 +204,9 @@ impl Driver {
                 self.shared.forget(self.entry.id());
             }
         }
-        if (before.state(), before.reason()) != (after.state(), after.reason()) {
+        let shown = self.entry.shown();
+        // A pause and a resume are journalled while they are executed, because they fail if the journal does.
+        if (shown.state, shown.reason) != (after.state(), after.reason()) {
             let error = self.error.take();
             self.request.in_scope(|| self.shared.enter(&self.entry, after, error));
         }
@@ -206,7 +245,8 @@ impl Driver {
             tokio::select! {
                 result = &mut start.task => break result,
                 Some(word) = self.inbox.recv() => {
-                    if let Word::End(reason) = word {
+                    // Whoever asks for a pause or a resume of it is told by the dropped reply that it does not run.
+                    if let DriverMessage::End(reason) = word {
                         return Event::Requested(reason);
                     }
                 }
@@ -236,43 +276,80 @@ impl Driver {
         Event::StartFailed
     }
 
-    /// Waits for the end of process 1, for a request to stop, or for a limit. Meanwhile serves the outgoing connections.
+    /// Waits for the end of process 1, for a request to stop or to pause, or for a limit. Meanwhile serves the outgoing connections.
     async fn watch(&mut self) -> Event {
         let Some(sandbox) = self.entry.sandbox() else { return Event::Exited(EndReason::Died) };
-        let attendant = self.attendant.take();
-        let _attendant = attendant.unwrap_or_else(|| attended(&self.shared, &self.entry, &sandbox));
+        if self.attendant.is_none() {
+            self.attendant = Some(attended(&self.shared, &self.entry, &sandbox));
+        }
+        if self.telling.is_none() && self.entry.pauses_on_timeout() {
+            self.tell_lifetime(&sandbox);
+        }
         let mut warned = false;
         loop {
             let wake = self.wake(&mut warned);
-            tokio::select! {
+            let message = tokio::select! {
                 cause = sandbox.ended() => return Event::Exited(self.why(cause)),
-                word = self.inbox.recv() => match word {
-                    Some(Word::End(reason)) => return Event::Requested(reason),
-                    Some(Word::Look) => {}
+                message = self.inbox.recv() => message,
+                () = tokio::time::sleep_until(wake) => match self.look(&sandbox).await {
+                    Looked::Reason(reason) => return self.timeout(reason),
+                    Looked::Nothing if !self.pause_replies.is_empty() => {
+                        return Event::PauseRequested { otherwise: None };
+                    }
+                    Looked::Nothing => continue,
+                    Looked::Message(message) => Some(message),
+                },
+            };
+            match message {
+                Some(DriverMessage::End(reason)) => return Event::Requested(reason),
+                Some(DriverMessage::Pause(asked)) => {
+                    self.pause_replies.push(asked);
+                    return Event::PauseRequested { otherwise: None };
+                }
+                Some(DriverMessage::Resume(request)) => drop(request.reply.send(Ok(false))),
+                Some(DriverMessage::Look) => {}
+                // The node is gone: so will this task be.
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Looks whether a limit wants the end now. A guest that does not answer must not keep anybody from ending its sandbox; a pause
+    /// waits, because what a look has found would be lost.
+    async fn look(&mut self, sandbox: &Sandbox) -> Looked {
+        let looking = look(&self.entry, sandbox);
+        tokio::pin!(looking);
+        loop {
+            tokio::select! {
+                reason = &mut looking => return match reason {
+                    Some(reason) => Looked::Reason(reason),
+                    None => Looked::Nothing,
+                },
+                message = self.inbox.recv() => match message {
+                    Some(DriverMessage::Pause(asked)) => self.pause_replies.push(asked),
+                    Some(DriverMessage::Resume(request)) => drop(request.reply.send(Ok(false))),
+                    Some(DriverMessage::Look) => {}
+                    Some(message @ DriverMessage::End(_)) => return Looked::Message(message),
                     // The node is gone: so will this task be.
                     None => std::future::pending().await,
                 },
-                () = tokio::time::sleep_until(wake) => {
-                    // A guest that does not answer must not keep anybody from ending its sandbox.
-                    let reason = tokio::select! {
-                        reason = look(&self.entry, &sandbox) => reason,
-                        reason = end_asked(&mut self.inbox) => Some(reason),
-                    };
-                    if let Some(reason) = reason {
-                        return Event::Requested(reason);
-                    }
-                }
             }
+        }
+    }
+
+    /// What a limit does to the sandbox.
+    fn timeout(&self, reason: EndReason) -> Event {
+        let is_timeout = matches!(reason, EndReason::Idle | EndReason::Expired);
+        match is_timeout && self.entry.pauses_on_timeout() {
+            true => Event::PauseRequested { otherwise: Some(reason) },
+            false => Event::Requested(reason),
         }
     }
 
     /// When to look next, at the latest. Warns when an end is near.
     fn wake(&self, warned: &mut bool) -> Instant {
         let now = Instant::now();
-        if self.entry.is_paused() {
-            return now + SLEEP_MAX;
-        }
-        let left = Duration::from_millis(self.entry.expires_boot_ms().saturating_sub(clock::boot_ms()));
+        let left = self.entry.left();
         let idle = self.entry.idle_left(now);
         let near = WARN_MAX.min(self.entry.idle() / 5);
         if idle > near {
@@ -306,7 +383,9 @@ impl Driver {
     }
 
     /// Removes the sandbox, in the trace of the request that stopped it.
-    async fn tear_down(&self, phase: Phase) -> Event {
+    async fn tear_down(&mut self, phase: Phase) -> Event {
+        (self.attendant, self.telling) = (None, None);
+        self.pause_replies.clear();
         if let (Some(sandbox), Some(reason)) = (self.entry.sandbox(), phase.reason()) {
             sandbox.link().stopping(lost_by(reason));
         }
@@ -328,10 +407,6 @@ impl Driver {
 async fn look(entry: &Entry, sandbox: &Sandbox) -> Option<EndReason> {
     if clock::boot_ms() >= entry.expires_boot_ms() {
         return Some(EndReason::Expired);
-    }
-    // It can neither be idle nor late, and does not answer.
-    if entry.is_paused() {
-        return None;
     }
     let now = Instant::now();
     let overdue = entry.take_look(now)?;
@@ -433,16 +508,13 @@ fn attended(shared: &Arc<Shared>, entry: &Arc<Entry>, sandbox: &Arc<Sandbox>) ->
     AbortOnDropHandle::new(tokio::spawn(attending))
 }
 
-/// Waits until somebody wants the end.
-async fn end_asked(inbox: &mut mpsc::Receiver<Word>) -> EndReason {
-    loop {
-        match inbox.recv().await {
-            Some(Word::End(reason)) => return reason,
-            Some(Word::Look) => {}
-            // The node is gone: so will this task be.
-            None => std::future::pending().await,
-        }
-    }
+/// What a look at the limits of a sandbox found.
+enum Looked {
+    /// A reason to end the sandbox.
+    Reason(EndReason),
+    /// Somebody asked for something meanwhile.
+    Message(DriverMessage),
+    Nothing,
 }
 
 /// What the readers of its execs are told.

@@ -47,11 +47,10 @@ impl Node {
     ///
     /// # Errors
     /// It is not known, does not run, or the policy is none.
-    pub fn set_policy(&self, id: &SandboxId, policy: Policy) -> Result<api::sandbox::Sandbox, Error> {
+    pub async fn set_policy(&self, id: &SandboxId, policy: Policy) -> Result<api::sandbox::Sandbox, Error> {
         policy.check().map_err(Error::Request)?;
-        let entry = self.known(id)?;
-        let _call = entry.call()?;
-        let record = self.shared.update(&entry, |record| {
+        let call = self.call(id).await?;
+        let record = self.shared.update(call.entry(), |record| {
             record.sandbox.policy = policy;
             Ok(())
         })?;

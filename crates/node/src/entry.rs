@@ -13,10 +13,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span, info_span};
 
-use crate::driver::Word;
+use crate::driver::DriverMessage;
 use crate::error::Error;
 use crate::exec::Exec;
 use crate::journal::{Ports, Record};
+use crate::live::LIFE_WITHIN;
 use crate::port::Port;
 use crate::sandbox::Sandbox;
 use crate::secrets::Vault;
@@ -27,15 +28,15 @@ pub(crate) struct Entry {
     record: watch::Sender<Record>,
     /// There while it runs.
     sandbox: Mutex<Option<Arc<Sandbox>>>,
-    inbox: mpsc::Sender<Word>,
+    inbox: mpsc::Sender<DriverMessage>,
     /// Calls in progress.
     calls: AtomicU32,
     uses: Mutex<Uses>,
     /// What may leave it, for those who let it.
     policy: watch::Sender<Policy>,
     saving: Mutex<()>,
-    /// Whoever has it stand still or go on.
-    standing: tokio::sync::Mutex<()>,
+    /// Held while its guest is told how long it lives, until that is recorded.
+    lifetime: tokio::sync::Mutex<()>,
     /// Who keeps the secrets that its policy may bind.
     vault: Arc<dyn Vault>,
     /// The authority that its programs were told to trust, if they were.
@@ -62,10 +63,12 @@ struct Uses {
 pub struct Call {
     entry: Arc<Entry>,
     sandbox: Arc<Sandbox>,
+    /// Whether its files are opened as root.
+    root_files: bool,
 }
 
 impl Entry {
-    pub fn new(record: Record, inbox: mpsc::Sender<Word>, vault: Arc<dyn Vault>) -> Self {
+    pub fn new(record: Record, inbox: mpsc::Sender<DriverMessage>, vault: Arc<dyn Vault>) -> Self {
         let idle = Duration::from_millis(record.sandbox.idle_ms);
         Self {
             id: record.sandbox.id.clone(),
@@ -76,7 +79,7 @@ impl Entry {
             calls: AtomicU32::new(0),
             uses: Mutex::new(Uses { active: Instant::now(), idle, due: None, look: None }),
             saving: Mutex::default(),
-            standing: tokio::sync::Mutex::default(),
+            lifetime: tokio::sync::Mutex::default(),
             vault,
             trusted: Mutex::default(),
             prepared: AtomicBool::new(false),
@@ -118,13 +121,13 @@ impl Entry {
     }
 
     /// Says something to its driver. A driver whose inbox is full has enough to do and will look at everything.
-    pub fn tell(&self, word: Word) {
-        let _ = self.inbox.try_send(word);
+    pub fn tell(&self, message: DriverMessage) {
+        let _ = self.inbox.try_send(message);
     }
 
     /// Says something that must be heard.
-    pub async fn insist(&self, word: Word) {
-        let _ = self.inbox.send(word).await;
+    pub async fn insist(&self, message: DriverMessage) {
+        let _ = self.inbox.send(message).await;
     }
 
     /// Waits until its state is one of these.
@@ -153,9 +156,14 @@ impl Entry {
         locked(&self.uses).idle
     }
 
-    /// Whoever has it stand still or go on is alone until it does.
-    pub async fn standing(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.standing.lock().await
+    /// Whoever tells its guest how long it lives holds this lock, so that the last one told is the one recorded.
+    ///
+    /// # Errors
+    /// Others hold it for too long, because the guest does not answer them.
+    pub async fn lifetime(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
+        let what = "telling the sandbox its time to live";
+        let lock = tokio::time::timeout(LIFE_WITHIN, self.lifetime.lock());
+        lock.await.map_err(|_| Error::Deadline { what, after: LIFE_WITHIN })
     }
 
     /// How long it may still live.
@@ -163,9 +171,9 @@ impl Entry {
         Duration::from_millis(self.expires_boot_ms().saturating_sub(crate::clock::boot_ms()))
     }
 
-    /// Whether it stands still.
+    /// Whether it is paused, being paused, or being resumed: then its guest does not answer.
     pub fn is_paused(&self) -> bool {
-        self.record.borrow().sandbox.paused
+        self.sandbox().is_some_and(|sandbox| sandbox.link().is_paused())
     }
 
     /// Whether it was made ahead and is nobody's yet: then it is not there for anybody.
@@ -260,6 +268,12 @@ impl Entry {
         (uses.active + uses.idle).saturating_duration_since(now)
     }
 
+    /// It was resumed then. When its execs are due is asked of its guest, because the time of the pause does not count.
+    pub fn resumed(&self, then: Instant) {
+        let mut uses = locked(&self.uses);
+        (uses.active, uses.due, uses.look) = (then, None, Some(then));
+    }
+
     /// When its execs are to be looked at next, for another reason than that it may be idle.
     pub fn next_look(&self) -> Option<Instant> {
         let uses = locked(&self.uses);
@@ -287,15 +301,27 @@ impl Entry {
         (idle || due || look).then_some(due)
     }
 
+    /// Waits until the sandbox is not paused, or has ended.
+    pub async fn until_resumed(&self) {
+        if let Some(sandbox) = self.sandbox() {
+            sandbox.link().resumed().await;
+        }
+    }
+
+    /// How often the sandbox was paused since this process has it.
+    pub fn pauses(&self) -> u64 {
+        self.sandbox().map_or(0, |sandbox| sandbox.link().pauses())
+    }
+
     /// Begins a call.
     pub fn call(self: &Arc<Self>) -> Result<Call, Error> {
         let sandbox = self.sandbox().filter(|_| self.state() == SandboxState::Running);
         let Some(sandbox) = sandbox else { return Err(not_running(&self.shown())) };
-        if self.is_paused() {
-            return Err(standing_still(&self.id));
+        if sandbox.link().is_paused() {
+            return Err(paused(&self.id));
         }
         self.calls.fetch_add(1, Ordering::AcqRel);
-        Ok(Call { entry: Arc::clone(self), sandbox })
+        Ok(Call { entry: Arc::clone(self), sandbox, root_files: false })
     }
 }
 
@@ -343,8 +369,13 @@ impl Call {
         if let Some(deadline) = spec.deadline_ms {
             let whole = deadline + spec.grace_ms.unwrap_or(limits::GRACE_MS) + crate::driver::OVERDUE_MS;
             self.entry.due_at(Instant::now() + Duration::from_millis(whole));
-            self.entry.tell(Word::Look);
+            self.entry.tell(DriverMessage::Look);
         }
+    }
+
+    /// The sandbox.
+    pub fn id(&self) -> &SandboxId {
+        self.entry.id()
     }
 
     /// The home of the user that code runs as.
@@ -387,6 +418,22 @@ impl Call {
 }
 
 impl Call {
+    /// The same call, whose files are opened as root of the sandbox's own user namespace.
+    ///
+    /// # Errors
+    /// The sandbox has no root.
+    pub fn with_root_files(mut self) -> Result<Self, Error> {
+        let root = ExecSpec { uid: Some(0), ..ExecSpec::default() };
+        root.check_root(self.has_root()).map_err(Error::Request)?;
+        self.root_files = true;
+        Ok(self)
+    }
+
+    /// Whether its files are opened as root.
+    pub(crate) fn has_root_files(&self) -> bool {
+        self.root_files
+    }
+
     /// Whose call it is.
     pub(crate) fn entry(&self) -> &Arc<Entry> {
         &self.entry
@@ -419,6 +466,7 @@ pub fn not_running(shown: &Shown) -> Error {
         SandboxState::Starting => {
             (api::ErrorCode::Conflict, api::Ran::No, api::Retry::Safe, "Retry when the sandbox is running.")
         }
+        SandboxState::Paused => return paused(&shown.id),
         SandboxState::Running | SandboxState::Stopping | SandboxState::Ended | SandboxState::Lost => (
             api::ErrorCode::SandboxLost,
             api::Ran::No,
@@ -431,14 +479,14 @@ pub fn not_running(shown: &Shown) -> Error {
     Error::Request(api::Error { code, message, layer: api::Layer::Sandbox, ran, retry, fix: fix.into() })
 }
 
-fn standing_still(id: &SandboxId) -> Error {
+fn paused(id: &SandboxId) -> Error {
     Error::Request(api::Error {
         code: api::ErrorCode::Conflict,
         message: format!("sandbox {id} is paused"),
         layer: api::Layer::Sandbox,
         ran: api::Ran::No,
         retry: api::Retry::Useless,
-        fix: "Resume the sandbox first, by connecting to it with an E2B SDK.".into(),
+        fix: "Resume the sandbox first: `bellglass resume`.".into(),
     })
 }
 

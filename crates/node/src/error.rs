@@ -46,6 +46,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the sandbox has ended.
+    pub fn is_ended(&self) -> bool {
+        matches!(self, Self::Lost(_))
+            || matches!(self, Self::Request(error) if error.code == api::ErrorCode::SandboxLost)
+    }
+
+    /// Whether the sandbox is not known.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Runtime(runtime::Error::NotFound(_)))
+    }
+
     /// The error in the one shape that leaves Bellglass.
     pub fn to_api(&self) -> api::Error {
         let (code, layer, ran, retry, fix) = match self {

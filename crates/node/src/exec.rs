@@ -360,7 +360,13 @@ impl Exec {
                 return Ok(event);
             }
             let Some(body) = &mut self.body else {
-                self.body = Some(self.open().await?);
+                // The output of a paused sandbox is silent; it continues after the pause.
+                self.home.link.resumed().await;
+                match self.open().await {
+                    Ok(body) => self.body = Some(body),
+                    Err(Error::Deadline { .. }) if self.home.link.is_paused() => {}
+                    Err(error) => return Err(error),
+                }
                 continue;
             };
             match tokio::time::timeout(SILENCE_MAX, body.frame()).await {

@@ -29,6 +29,7 @@ use parts::Found;
 
 /// The route of the channel.
 const ROUTE: &str = "/files";
+const ROUTE_AS_ROOT: &str = "/files?uid=0";
 /// What looks at a path or a directory and no more takes less, under a full load of every limit too.
 const LOOK_WITHIN: Duration = Duration::from_secs(60);
 /// A disk that hashes, copies or removes slower than this is broken.
@@ -47,6 +48,8 @@ pub struct Files {
     link: Arc<Link>,
     /// What of it can be large.
     disk_bytes: u64,
+    /// Whether they are opened as root.
+    as_root: bool,
 }
 
 /// Bytes of a file or an archive, as they come.
@@ -99,18 +102,22 @@ impl Call {
     /// The files of its sandbox, for as long as the call is held.
     pub fn files(&self) -> Files {
         let (sandbox, disk_bytes) = self.sandbox_and_disk();
-        sandbox.files(disk_bytes)
+        Files { as_root: self.has_root_files(), ..sandbox.files(disk_bytes) }
     }
 }
 
 impl Sandbox {
     /// Its files, on a disk of so many bytes.
     pub fn files(&self, disk_bytes: u64) -> Files {
-        Files { link: self.shared_link(), disk_bytes }
+        Files { link: self.shared_link(), disk_bytes, as_root: false }
     }
 }
 
 impl Files {
+    fn route(&self) -> &'static str {
+        if self.as_root { ROUTE_AS_ROOT } else { ROUTE }
+    }
+
     /// Asks something to which no bytes belong, on either side.
     ///
     /// # Errors
@@ -173,7 +180,7 @@ impl Files {
         let (sender, body) = streamed::body(PIECES_WAITING);
         // It has room, and nobody takes anything out before the request is sent.
         sender.send(head(&ask)?).await.map_err(|_| answer::misplaced())?;
-        let request = Ask { method: Method::POST, path: ROUTE.into(), body: Bytes::new() };
+        let request = Ask { method: Method::POST, path: self.route().into(), body: Bytes::new() };
         let response = self.once(&request, Some(body), ANSWER_WITHIN).await?;
         let answer = Answer::new(response.into_body(), &ask, Arc::clone(&self.link));
         Ok(Writing { ask, way: Some(Way { sender, answer }), sent: 0 })
@@ -192,7 +199,7 @@ impl Files {
         ask.check().map_err(Error::Request)?;
         let mut body = BytesMut::from(&head(ask)?[..]);
         body.extend_from_slice(&end());
-        let request = Ask { method: Method::POST, path: ROUTE.into(), body: body.freeze() };
+        let request = Ask { method: Method::POST, path: self.route().into(), body: body.freeze() };
         let within = within.min(ANSWER_WITHIN);
         let response = if ask.only_looks() {
             self.link.ask(&request, within).await?

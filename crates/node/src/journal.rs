@@ -73,6 +73,9 @@ pub struct Record {
     /// Whether it was made ahead and is nobody's yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pooled: bool,
+    /// Which requests resume it when it is paused.
+    #[serde(default)]
+    pub auto_resume: AutoResume,
     /// The start of the machine in which it was made.
     pub boot: String,
     /// When its time to live is over, on the clock of that start.
@@ -83,6 +86,21 @@ pub struct Record {
     /// Who may reach its ports. A record of a release that had none has no token yet.
     #[serde(default)]
     pub ports: Ports,
+}
+
+/// Which requests resume a paused sandbox, besides those whose purpose is to resume it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AutoResume {
+    /// Whether requests through the E2B API and to ports do. Requests through the native API always do.
+    pub enabled: bool,
+    /// The shortest time to live after such a request resumed the sandbox.
+    pub ttl_min_ms: u64,
+}
+
+impl Default for AutoResume {
+    fn default() -> Self {
+        Self { enabled: true, ttl_min_ms: 0 }
+    }
 }
 
 /// Who may reach the ports of a sandbox.
@@ -475,6 +493,7 @@ mod tests {
             posture: Posture::Run,
             rooted: false,
             pooled: false,
+            auto_resume: AutoResume::default(),
             boot: "b".into(),
             expires_boot_ms: 5,
             first_policy: Policy::default(),

@@ -5,7 +5,14 @@
 //!     │                    └──────Exited───────────────────────────────▲ ▲  └─NotRemoved─┘ (retried)
 //!     ├──StartFailed─────────────────────────────────────────────────────┘
 //!     └──Requested: recorded, and applied when the start is over
+//!
+//! Running ──PauseRequested──▶ Pausing ──Paused──▶ Paused ──ResumeRequested──▶ Resuming ──Resumed──▶ Running
+//!    ▲                           │                 ▲ │ └──Requested, Exited──▶ Stopping      │
+//!    └────────NotPaused──────────┘                 │ └─────────────◀───────NotResumed────────┘
 //! ```
+//!
+//! A pause that a timeout asked for and that fails ends the sandbox: its time is over. A paused sandbox is stopped without settling,
+//! because nothing can be read from it. Neither a pause nor a resume is interrupted halfway: both have deadlines.
 //!
 //! A start is never torn down halfway: it takes milliseconds and has its own deadline. The first reason for an end is final; later
 //! events do not change it. The driver executes exactly the effects that `next` returns, so the properties tested here hold for it.
@@ -22,6 +29,15 @@ pub enum Phase {
     },
     /// The sandbox runs.
     Running,
+    /// The sandbox is being paused. Clients see it as running until it is paused.
+    Pausing {
+        /// Reason to stop the sandbox if it cannot be paused.
+        otherwise: Option<EndReason>,
+    },
+    /// The sandbox is paused.
+    Paused,
+    /// The sandbox is being resumed. Clients see it as paused until it runs.
+    Resuming,
     /// Results of the sandbox are being collected before it is stopped. Clients still see it as running.
     Settling(EndReason),
     /// The sandbox is being removed.
@@ -39,6 +55,21 @@ pub enum Event {
     StartFailed,
     /// A request or a limit ends the sandbox.
     Requested(EndReason),
+    /// A request pauses the sandbox, or a limit does.
+    PauseRequested {
+        /// Reason to stop the sandbox if it cannot be paused.
+        otherwise: Option<EndReason>,
+    },
+    /// The sandbox is paused, and the journal says so.
+    Paused,
+    /// The sandbox could not be paused, and runs.
+    NotPaused,
+    /// A request resumes the sandbox.
+    ResumeRequested,
+    /// The sandbox runs again, and the journal says so.
+    Resumed,
+    /// The sandbox could not be resumed, and is paused.
+    NotResumed,
     /// Process 1 of the sandbox exited.
     Exited(EndReason),
     /// The results of the sandbox are collected.
@@ -56,8 +87,14 @@ pub enum Effect {
     AwaitStart,
     /// Tell the start that its result is no longer needed, then wait for its end.
     AbandonStart,
-    /// Wait for the end of process 1, for a request to stop, or for a limit.
+    /// Wait for the end of process 1, for a request to stop or to pause, or for a limit.
     Watch,
+    /// Pause the sandbox.
+    Pause,
+    /// Wait for a request to resume or to stop, for the end of process 1, or for the end of the longest pause.
+    AwaitResume,
+    /// Resume the sandbox.
+    Resume,
     /// Collect results that are only available while the sandbox runs.
     Settle,
     /// Remove the sandbox.
@@ -80,24 +117,34 @@ pub fn next(phase: Phase, event: Event) -> (Phase, Effect) {
         (P::Starting { requested }, E::Requested(reason)) => {
             (P::Starting { requested: requested.or(Some(reason)) }, Effect::AbandonStart)
         }
-        (P::Starting { .. }, E::Exited(_) | E::Settled | E::Removed | E::NotRemoved) => {
-            (phase, Effect::AwaitStart)
-        }
         (P::Running, E::Requested(reason)) => (P::Settling(reason), Effect::Settle),
+        (P::Running, E::PauseRequested { otherwise }) => (P::Pausing { otherwise }, Effect::Pause),
         (P::Running, E::Exited(reason)) => (P::Stopping(reason), Effect::TearDown),
-        (P::Running, E::Started | E::StartFailed | E::Settled | E::Removed | E::NotRemoved) => {
-            (phase, Effect::Watch)
-        }
+        (P::Pausing { .. }, E::Paused) => (P::Paused, Effect::AwaitResume),
+        (P::Pausing { otherwise: None }, E::NotPaused) => (P::Running, Effect::Watch),
+        (P::Pausing { otherwise: Some(reason) }, E::NotPaused) => (P::Settling(reason), Effect::Settle),
+        (P::Paused, E::ResumeRequested) => (P::Resuming, Effect::Resume),
+        (P::Paused, E::Requested(reason) | E::Exited(reason)) => (P::Stopping(reason), Effect::TearDown),
+        (P::Resuming, E::Resumed) => (P::Running, Effect::Watch),
+        (P::Resuming, E::NotResumed) => (P::Paused, Effect::AwaitResume),
         (P::Settling(reason), E::Settled | E::Exited(_)) => (P::Stopping(reason), Effect::TearDown),
-        (P::Settling(_), E::Started | E::StartFailed | E::Requested(_) | E::Removed | E::NotRemoved) => {
-            (phase, Effect::Settle)
-        }
         (P::Stopping(reason), E::Removed) => (P::Ended(reason), Effect::Finish),
         (P::Stopping(_), E::NotRemoved) => (phase, Effect::TearDownLater),
-        (P::Stopping(_), E::Started | E::StartFailed | E::Requested(_) | E::Exited(_) | E::Settled) => {
-            (phase, Effect::TearDown)
-        }
-        (P::Ended(_), _) => (phase, Effect::Finish),
+        _ => (phase, effect(phase)),
+    }
+}
+
+/// The effect that a phase continues with after an event that does not apply to it.
+fn effect(phase: Phase) -> Effect {
+    match phase {
+        Phase::Starting { .. } => Effect::AwaitStart,
+        Phase::Running => Effect::Watch,
+        Phase::Pausing { .. } => Effect::Pause,
+        Phase::Paused => Effect::AwaitResume,
+        Phase::Resuming => Effect::Resume,
+        Phase::Settling(_) => Effect::Settle,
+        Phase::Stopping(_) => Effect::TearDown,
+        Phase::Ended(_) => Effect::Finish,
     }
 }
 
@@ -106,7 +153,8 @@ impl Phase {
     pub fn state(self) -> SandboxState {
         match self {
             Self::Starting { .. } => SandboxState::Starting,
-            Self::Running | Self::Settling(_) => SandboxState::Running,
+            Self::Running | Self::Pausing { .. } | Self::Settling(_) => SandboxState::Running,
+            Self::Paused | Self::Resuming => SandboxState::Paused,
             Self::Stopping(_) => SandboxState::Stopping,
             Self::Ended(reason) => reason.state(),
         }
@@ -115,7 +163,12 @@ impl Phase {
     /// Returns the reason for the end that clients see.
     pub fn reason(self) -> Option<EndReason> {
         match self {
-            Self::Starting { .. } | Self::Running | Self::Settling(_) => None,
+            Self::Starting { .. }
+            | Self::Running
+            | Self::Pausing { .. }
+            | Self::Paused
+            | Self::Resuming
+            | Self::Settling(_) => None,
             Self::Stopping(reason) | Self::Ended(reason) => Some(reason),
         }
     }
@@ -153,6 +206,13 @@ mod tests {
             Just(Event::StartFailed),
             reasons().prop_map(Event::Requested),
             reasons().prop_map(Event::Exited),
+            Just(Event::PauseRequested { otherwise: None }),
+            reasons().prop_map(|reason| Event::PauseRequested { otherwise: Some(reason) }),
+            Just(Event::Paused),
+            Just(Event::NotPaused),
+            Just(Event::ResumeRequested),
+            Just(Event::Resumed),
+            Just(Event::NotResumed),
             Just(Event::Settled),
             Just(Event::Removed),
             Just(Event::NotRemoved),
@@ -162,7 +222,7 @@ mod tests {
     fn rank(phase: Phase) -> u32 {
         match phase {
             Phase::Starting { .. } => 0,
-            Phase::Running => 1,
+            Phase::Running | Phase::Pausing { .. } | Phase::Paused | Phase::Resuming => 1,
             Phase::Settling(_) => 2,
             Phase::Stopping(_) => 3,
             Phase::Ended(_) => 4,
@@ -175,7 +235,17 @@ mod tests {
             Effect::AwaitStart | Effect::AbandonStart => {
                 vec![Event::Started, Event::StartFailed, Event::Requested(reason)]
             }
-            Effect::Watch => vec![Event::Requested(reason), Event::Exited(reason)],
+            Effect::Watch => vec![
+                Event::Requested(reason),
+                Event::Exited(reason),
+                Event::PauseRequested { otherwise: None },
+                Event::PauseRequested { otherwise: Some(reason) },
+            ],
+            Effect::Pause => vec![Event::Paused, Event::NotPaused],
+            Effect::AwaitResume => {
+                vec![Event::Requested(reason), Event::Exited(reason), Event::ResumeRequested]
+            }
+            Effect::Resume => vec![Event::Resumed, Event::NotResumed],
             Effect::Settle => vec![Event::Settled],
             Effect::TearDown | Effect::TearDownLater => vec![Event::Removed, Event::NotRemoved],
             Effect::Finish => vec![],
@@ -208,7 +278,7 @@ mod tests {
                 let (after, effect) = next(phase, event);
                 let fits = match effect {
                     Effect::AwaitStart | Effect::AbandonStart => 0,
-                    Effect::Watch => 1,
+                    Effect::Watch | Effect::Pause | Effect::AwaitResume | Effect::Resume => 1,
                     Effect::Settle => 2,
                     Effect::TearDown | Effect::TearDownLater => 3,
                     Effect::Finish => 4,
@@ -221,7 +291,7 @@ mod tests {
         /// A driver that executes the effects reaches the end after a request to stop, whatever the results of the effects are.
         #[test]
         fn a_sandbox_that_is_requested_to_stop_ends(
-            choices in prop::collection::vec(0_usize..3, 0..20),
+            choices in prop::collection::vec(0_usize..4, 0..30),
             reason in reasons(),
         ) {
             let (mut phase, mut effect) = (START, Effect::AwaitStart);
@@ -234,6 +304,23 @@ mod tests {
                 (phase, effect) = next(phase, event);
             }
             prop_assert!(matches!(phase, Phase::Ended(_)), "{phase:?}");
+        }
+
+        /// A sandbox is paused only by a pause that succeeded, and a timeout whose pause failed ends it.
+        #[test]
+        fn clients_see_a_pause_only_after_it_succeeded(story in prop::collection::vec(events(), 1..60)) {
+            let mut phase = START;
+            for event in story {
+                let (after, _) = next(phase, event);
+                if after.state() == SandboxState::Paused && phase.state() != SandboxState::Paused {
+                    let succeeded = matches!((phase, event), (Phase::Pausing { .. }, Event::Paused));
+                    prop_assert!(succeeded, "{:?} {:?}", phase, event);
+                }
+                if let (Phase::Pausing { otherwise: Some(reason) }, Event::NotPaused) = (phase, event) {
+                    prop_assert_eq!(after, Phase::Settling(reason));
+                }
+                phase = after;
+            }
         }
 
         #[test]

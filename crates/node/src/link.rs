@@ -8,6 +8,7 @@
 //! whose connection breaks is sent again on the next one, until its deadline. The one exception is a body that is
 //! made while it is sent ([`Link::stream`]): there is no second one; and what must not be done twice ([`Link::ask_once`]).
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -52,6 +53,9 @@ pub struct Link {
     state: watch::Receiver<State>,
     stopping: Arc<watch::Sender<Option<LostCause>>>,
     overdue: OnceLock<ExecId>,
+    pause: watch::Sender<Pause>,
+    /// How often the sandbox was paused.
+    pauses: AtomicU64,
     tasks: [tokio::task::JoinHandle<()>; 2],
 }
 
@@ -60,6 +64,17 @@ enum State {
     Waiting,
     Live { sender: Sender, generation: u64 },
     Ended(LostCause),
+}
+
+/// Whether a sandbox is paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pause {
+    /// It is not.
+    None,
+    /// It is about to be paused, or to run again. New calls wait, and its guest still answers.
+    Changing,
+    /// Its processes are frozen.
+    Frozen,
 }
 
 /// A request that can be sent as often as it takes.
@@ -79,9 +94,12 @@ impl Link {
         let (sender, state) = watch::channel(State::Waiting);
         let sender = Arc::new(sender);
         let stopping = Arc::new(watch::Sender::new(None));
-        let keep = tokio::spawn(keep(Arc::clone(&runtime), id.clone(), Arc::clone(&sender)));
+        let pause = watch::Sender::new(Pause::None);
+        let keeping = (Arc::clone(&sender), pause.subscribe());
+        let keep = tokio::spawn(keep(Arc::clone(&runtime), id.clone(), keeping));
         let mourn = tokio::spawn(mourn(runtime, id, sender, stopping.subscribe()));
-        Self { state, stopping, overdue: OnceLock::new(), tasks: [keep, mourn] }
+        let pauses = AtomicU64::new(0);
+        Self { state, stopping, overdue: OnceLock::new(), pause, pauses, tasks: [keep, mourn] }
     }
 
     /// The sandbox is ended for this exec, which went on after its deadline: how that one ended is no secret.
@@ -97,6 +115,34 @@ impl Link {
     /// From now on the end of the sandbox is wanted, and this will have been its cause.
     pub fn stopping(&self, cause: LostCause) {
         self.stopping.send_replace(Some(cause));
+    }
+
+    /// Records whether the sandbox is paused.
+    pub(crate) fn set_pause(&self, pause: Pause) {
+        let before = self.pause.send_replace(pause);
+        if before == Pause::None && pause != Pause::None {
+            self.pauses.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether the sandbox is paused, being paused, or being resumed. One that has ended is not.
+    pub(crate) fn is_paused(&self) -> bool {
+        *self.pause.borrow() != Pause::None && !matches!(*self.state.borrow(), State::Ended(_))
+    }
+
+    /// How often the sandbox was paused since this process has it.
+    pub(crate) fn pauses(&self) -> u64 {
+        self.pauses.load(Ordering::Acquire)
+    }
+
+    /// Waits until the sandbox is not paused, or has ended.
+    pub(crate) async fn resumed(&self) {
+        let mut pause = self.pause.subscribe();
+        let resumed = pause.wait_for(|pause| *pause == Pause::None);
+        tokio::select! {
+            _ = resumed => {}
+            _ = self.ended() => {}
+        }
     }
 
     /// Waits until the guest has dialled.
@@ -272,9 +318,17 @@ impl Drop for Link {
 }
 
 /// Takes one dial after the other.
-async fn keep(runtime: Arc<dyn Runtime>, id: SandboxId, state: Arc<watch::Sender<State>>) {
+async fn keep(
+    runtime: Arc<dyn Runtime>,
+    id: SandboxId,
+    (state, mut pause): (Arc<watch::Sender<State>>, watch::Receiver<Pause>),
+) {
     let mut generation = 0;
     loop {
+        // A frozen guest does not dial, and an engine refuses to be asked about it.
+        if pause.wait_for(|pause| *pause != Pause::Frozen).await.is_err() {
+            return;
+        }
         let stream = match runtime.connect(&id, DIAL_WITHIN).await {
             Ok(stream) => stream,
             Err(runtime::Error::Deadline { .. } | runtime::Error::Impostor { .. }) => continue,
@@ -379,6 +433,8 @@ mod tests {
             state,
             stopping: Arc::new(watch::Sender::new(None)),
             overdue: OnceLock::new(),
+            pause: watch::Sender::new(Pause::None),
+            pauses: AtomicU64::new(0),
             tasks: [done(), done()],
         };
         let within = Duration::from_secs(5);

@@ -22,10 +22,10 @@ use crate::artifacts::Keeper;
 use crate::backend::Choice;
 use crate::clock;
 use crate::datasets::{Datasets, Placed};
-use crate::driver::{Beginning, Driver, For, Wanted, Word};
+use crate::driver::{Beginning, Driver, DriverMessage, For, Wanted};
 use crate::egress::Decided;
+use crate::entry::Entry;
 pub use crate::entry::not_running;
-use crate::entry::{Call, Entry};
 use crate::error::Error;
 use crate::journal::{Journal, Ports, Record};
 use crate::ledger::Ledger;
@@ -38,7 +38,7 @@ use crate::secrets::LateVault;
 use crate::template;
 use crate::turns::{LAUNCHES, STARTS, Turns};
 
-/// Words waiting for a driver that is busy with a start or a stop.
+/// Messages waiting for a driver that is busy with a start or a stop.
 pub(crate) const INBOX: usize = 16;
 /// A guest is told how long it lives within this.
 pub(crate) const LIFE_WITHIN: Duration = Duration::from_secs(10);
@@ -155,7 +155,7 @@ impl Node {
             }
         };
         let shown = entry.until(|state| state != SandboxState::Starting).await;
-        if shown.state == SandboxState::Running {
+        if [SandboxState::Running, SandboxState::Paused].contains(&shown.state) {
             return Ok(shown);
         }
         Err(match entry.until(SandboxState::is_terminal).await.error {
@@ -186,27 +186,19 @@ impl Node {
         entries.values().filter(|entry| !entry.is_pooled()).map(|entry| entry.shown()).collect()
     }
 
-    /// Begins a call to a sandbox, which is not idle as long as the call is held.
-    ///
-    /// # Errors
-    /// It is not known, or does not run.
-    pub fn call(&self, id: &SandboxId) -> Result<Call, Error> {
-        self.known(id)?.call()
-    }
-
     /// Gives a sandbox another idle time, counted from now.
     ///
     /// # Errors
     /// It is not known, or does not run.
-    pub fn renew(&self, id: &SandboxId, idle: Duration) -> Result<Shown, Error> {
-        let entry = self.known(id)?;
-        let _call = entry.call()?;
-        let record = self.shared.update(&entry, |record| {
+    pub async fn renew(&self, id: &SandboxId, idle: Duration) -> Result<Shown, Error> {
+        let call = self.call(id).await?;
+        let entry = call.entry();
+        let record = self.shared.update(entry, |record| {
             record.sandbox.idle_ms = clock::millis(idle);
             Ok(())
         })?;
         entry.active(Instant::now());
-        entry.tell(Word::Look);
+        entry.tell(DriverMessage::Look);
         Ok(record.sandbox)
     }
 
@@ -227,20 +219,18 @@ impl Node {
     ///
     /// # Errors
     /// It is not known, does not run, or has as many public ports as it may.
-    pub fn publish(&self, id: &SandboxId, port: u16, public: bool) -> Result<Ports, Error> {
-        let entry = self.known(id)?;
-        let _call = entry.call()?;
-        Ok(self.shared.update(&entry, |record| record.ports.publish(port, public))?.ports)
+    pub async fn publish(&self, id: &SandboxId, port: u16, public: bool) -> Result<Ports, Error> {
+        let call = self.call(id).await?;
+        Ok(self.shared.update(call.entry(), |record| record.ports.publish(port, public))?.ports)
     }
 
     /// Opens all ports of a sandbox to everybody, or leaves those that were opened one by one. It is written down before this returns.
     ///
     /// # Errors
     /// It is not known or does not run, or it could not be written down.
-    pub fn publish_all(&self, id: &SandboxId, public: bool) -> Result<(), Error> {
-        let entry = self.known(id)?;
-        let _call = entry.call()?;
-        let update = self.shared.update(&entry, |record| {
+    pub async fn publish_all(&self, id: &SandboxId, public: bool) -> Result<(), Error> {
+        let call = self.call(id).await?;
+        let update = self.shared.update(call.entry(), |record| {
             record.ports.all_public = public;
             Ok(())
         });
@@ -257,15 +247,16 @@ impl Node {
     /// # Errors
     /// It is not known, does not run, or does not answer.
     pub async fn live_for(&self, id: &SandboxId, ttl: Duration) -> Result<Shown, Error> {
-        let entry = self.known(id)?;
-        let call = entry.call()?;
+        let call = self.call(id).await?;
+        let entry = call.entry();
+        let _lifetime = entry.lifetime().await?;
         // Its guest ends it where nobody else does, so it is told first: what is written down is never more than what it was told.
-        call.sandbox_and_disk().0.live_for(ttl, LIFE_WITHIN).await?;
-        let record = self.shared.update(&entry, |record| {
+        call.sandbox_and_disk().0.live_for(entry.guest_ttl(ttl), LIFE_WITHIN).await?;
+        let record = self.shared.update(entry, |record| {
             record.expire_in(ttl);
             Ok(())
         })?;
-        entry.tell(Word::Look);
+        entry.tell(DriverMessage::Look);
         Ok(record.sandbox)
     }
 
@@ -274,7 +265,7 @@ impl Node {
         let entry = self.entry(id)?;
         if !entry.state().is_terminal() {
             entry.asked_by(Span::current());
-            entry.insist(Word::End(reason)).await;
+            entry.insist(DriverMessage::End(reason)).await;
         }
         Some(entry.until(SandboxState::is_terminal).await)
     }
@@ -298,7 +289,7 @@ impl Node {
         let entry = self.known(id)?;
         let Some(sandbox) = entry.sandbox() else { return entry.call().map(|_| Usage::default()) };
         let used = sandbox.usage().await?;
-        // What stands still does not answer.
+        // A paused sandbox does not answer.
         let execs = if entry.is_paused() { Vec::new() } else { sandbox.execs().await? };
         Ok(Usage {
             memory_bytes: used.memory_bytes,
@@ -485,7 +476,7 @@ impl Node {
         entry
     }
 
-    pub(crate) fn entry_of(&self, record: Record, tell: mpsc::Sender<Word>) -> Entry {
+    pub(crate) fn entry_of(&self, record: Record, tell: mpsc::Sender<DriverMessage>) -> Entry {
         let vault: Arc<LateVault> = Arc::clone(&self.shared.vault);
         Entry::new(record, tell, vault)
     }
@@ -493,7 +484,7 @@ impl Node {
     pub(crate) fn drive(
         &self,
         entry: &Arc<Entry>,
-        inbox: mpsc::Receiver<Word>,
+        inbox: mpsc::Receiver<DriverMessage>,
         beginning: Beginning,
         entries: &mut Entries,
     ) {

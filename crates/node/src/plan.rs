@@ -6,14 +6,15 @@ use std::sync::atomic::Ordering;
 use api::SandboxId;
 use api::limits::Limits;
 use api::policy::Policy;
-use api::sandbox::{CreateSandbox, Sandbox as Shown};
+use api::sandbox::{CreateSandbox, OnTimeout, Sandbox as Shown};
 use runtime::Runtime;
 use tokio::time::Instant;
 
 use crate::admission;
 use crate::clock;
+use crate::driver::pausing;
 use crate::error::Error;
-use crate::journal::{Ports, Record};
+use crate::journal::{AutoResume, Ports, Record};
 use crate::live::Node;
 use crate::pool::{self, Claim, Kind};
 use crate::ready::Readiness;
@@ -30,6 +31,8 @@ pub struct Order {
     pub may_open: bool,
     /// Whether it may have root run commands in a workstation.
     pub may_root: bool,
+    /// Which requests resume the sandbox when it is paused.
+    pub auto_resume: AutoResume,
 }
 
 /// What an order comes to on this machine.
@@ -45,7 +48,13 @@ impl Node {
     pub fn keep_ready(&self, templates: &[String]) {
         for template in templates {
             let request = CreateSandbox { template: template.clone(), ..CreateSandbox::default() };
-            let order = Order { project: String::new(), request, may_open: false, may_root: false };
+            let order = Order {
+                project: String::new(),
+                request,
+                may_open: false,
+                may_root: false,
+                auto_resume: AutoResume::default(),
+            };
             match self.plan(&order).map(|plan| plan.kind(&order)) {
                 Ok(Some(kind)) => self.shared.pool.keep(kind),
                 Ok(None) => tracing::warn!(
@@ -71,6 +80,9 @@ impl Node {
         let request = &order.request;
         request.check().map_err(Error::Request)?;
         let runtime = self.shared.at_least(request.tier)?;
+        if request.on_timeout == OnTimeout::Pause {
+            pausing(&*runtime)?;
+        }
         let template = template::Store::new(&self.shared.data).load(&request.template)?;
         // Who asks for more than can be held is refused by the start; who does not say gets what can be.
         let wanted = request.limits.over(template.limits.over(Limits::default()));
@@ -128,6 +140,7 @@ impl Node {
             posture,
             rooted: plan.rooted,
             pooled: false,
+            auto_resume: order.auto_resume,
             boot: self.shared.boot.clone(),
             expires_boot_ms: clock::boot_ms() + plan.limits.ttl_ms,
             ports: Ports::fresh()?,

@@ -442,7 +442,13 @@ impl Node {
     async fn make_ahead(self, making: Making) {
         let Kind { tier, template, limits, rooted, .. } = making.kind.clone();
         let request = CreateSandbox { template, tier, limits: limits.into(), ..CreateSandbox::default() };
-        let order = Order { project: String::new(), request, may_open: false, may_root: rooted };
+        let order = Order {
+            project: String::new(),
+            request,
+            may_open: false,
+            may_root: rooted,
+            auto_resume: crate::AutoResume::default(),
+        };
         // Until the record is written, the template's layers are kept by this lock, and then by the record.
         let using = match template::using(&self.shared.data).await {
             Ok(using) => using,

@@ -4,8 +4,9 @@
 //! what is written down      what is there          what is done
 //! starting                  anything               removed: nobody was told of it yet   lost, interrupted
 //! running                   alive                  taken over, with all its execs
-//! running                   nobody can say         waited for until somebody can
-//! running                   dead or gone           removed                              lost, died or host_reboot
+//! paused                    alive                  taken over, and frozen again if it runs
+//! running, paused           nobody can say         waited for until somebody can
+//! running, paused           dead or gone           removed                              lost, died or host_reboot
 //! stopping                  anything               removed                              the reason written down
 //! what cannot be read       alive                  left alone, out of reach             lost, record_damaged
 //! what cannot be read       dead or gone           removed                              lost, record_damaged
@@ -26,6 +27,7 @@ use crate::clock;
 use crate::driver::Beginning;
 use crate::error::Error;
 use crate::journal::Record;
+use crate::link::Pause;
 use crate::live::{Entries, INBOX, Node, Shared};
 use crate::sandbox::Sandbox;
 
@@ -65,10 +67,12 @@ impl Node {
             let living = living.filter(|_| record.boot == shared.boot);
             let beginning = match (record.sandbox.state, record.sandbox.reason) {
                 (SandboxState::Ended | SandboxState::Lost, _) => None,
-                (SandboxState::Running, _) if living.is_some() => Some(Beginning::Adopt),
+                (SandboxState::Running | SandboxState::Paused, _) if living.is_some() => {
+                    Some(Beginning::Adopt)
+                }
                 (SandboxState::Stopping, Some(reason)) => Some(Beginning::End(reason)),
                 (SandboxState::Starting, _) => Some(Beginning::End(EndReason::Interrupted)),
-                (SandboxState::Running | SandboxState::Stopping, _) => {
+                (SandboxState::Running | SandboxState::Paused | SandboxState::Stopping, _) => {
                     Some(Beginning::End(shared.absent(&record)))
                 }
             };
@@ -101,16 +105,11 @@ impl Node {
         let (tell, inbox) = mpsc::channel(INBOX);
         let entry = Arc::new(self.entry_of(record, tell));
         let memory_bytes = entry.shown().limits.memory_bytes;
-        if entry.is_paused() {
-            // The server may have been killed before it stood still.
-            let (runtime, id) = (Arc::clone(&runtime), entry.id().clone());
-            tokio::spawn(async move {
-                if let Err(error) = runtime.pause(&id).await {
-                    tracing::error!(sandbox = %id, error = crate::error::chain(&error), "cannot pause recovered sandbox");
-                }
-            });
+        let sandbox = Sandbox::attach(runtime, entry.id().clone(), memory_bytes);
+        if entry.state() == SandboxState::Paused {
+            sandbox.link().set_pause(Pause::Changing);
         }
-        entry.hold(Arc::new(Sandbox::attach(runtime, entry.id().clone(), memory_bytes)));
+        entry.hold(Arc::new(sandbox));
         entry.look_at(Instant::now());
         self.drive(&entry, inbox, Beginning::Adopt, entries);
     }

@@ -131,7 +131,18 @@ impl Sandbox {
     /// # Errors
     /// The sandbox has ended or does not answer within the time.
     pub(crate) async fn live_for(&self, ttl: Duration, within: Duration) -> Result<(), Error> {
-        let path = format!("/ttl/{}", crate::clock::millis(ttl));
+        self.put(format!("/ttl/{}", crate::clock::millis(ttl)), within).await
+    }
+
+    /// Has its guest hold the deadlines of all execs until [`Sandbox::live_for`], and live so long.
+    ///
+    /// # Errors
+    /// As [`Sandbox::live_for`].
+    pub(crate) async fn hold(&self, ttl: Duration, within: Duration) -> Result<(), Error> {
+        self.put(format!("/hold/{}", crate::clock::millis(ttl)), within).await
+    }
+
+    async fn put(&self, path: String, within: Duration) -> Result<(), Error> {
         self.home.link.call(&Ask { method: Method::PUT, path, body: Bytes::new() }, within).await
     }
 

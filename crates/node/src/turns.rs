@@ -395,10 +395,16 @@ mod tests {
             ..api::limits::Limits::default()
         };
         let request = api::sandbox::CreateSandbox { limits: limits.into(), ..Default::default() };
-        let order = crate::Order { project: "p".into(), request, may_open: false, may_root: false };
+        let order = crate::Order {
+            project: "p".into(),
+            request,
+            may_open: false,
+            may_root: false,
+            auto_resume: crate::AutoResume::default(),
+        };
         let id = "a".parse().unwrap();
         node.create(&id, &order, None).await.unwrap();
-        let call = node.call(&id).unwrap();
+        let call = node.call(&id).await.unwrap();
         let spec = ExecSpec { argv: vec!["echo".into(), "hello".into()], ..ExecSpec::default() };
         let (ran, fresh): (ExecId, ExecId) = ("e1".parse().unwrap(), "e2".parse().unwrap());
         node.exec(&call, &ran, spec.clone()).await.unwrap();

@@ -63,7 +63,13 @@ fn gate(data: &std::path::Path) -> node::egress::Gate {
 }
 
 fn order() -> Order {
-    Order { project: "p".into(), request: request(), may_open: false, may_root: false }
+    Order {
+        project: "p".into(),
+        request: request(),
+        may_open: false,
+        may_root: false,
+        auto_resume: node::AutoResume::default(),
+    }
 }
 
 fn request() -> CreateSandbox {
@@ -103,7 +109,7 @@ async fn a_sandbox_is_made_used_stopped_and_forgotten() {
     let node = place.node().await;
     let shown = node.create(&id("a"), &order(), None).await.unwrap();
     assert_eq!((shown.state, shown.project.as_str()), (SandboxState::Running, "p"));
-    let call = node.call(&id("a")).unwrap();
+    let call = node.call(&id("a")).await.unwrap();
     call.exec(&exec_id(), exec(&["echo", "hello"])).await.unwrap();
     let done = call.reader(exec_id()).collect().await.unwrap();
     assert_eq!((done.stdout, done.end.outcome), (b"hello\n".to_vec(), Outcome::Exited { code: 0 }));
@@ -114,7 +120,7 @@ async fn a_sandbox_is_made_used_stopped_and_forgotten() {
     // A second stop keeps the first reason, and a stop of an unknown id finds nothing.
     assert_eq!(node.stop(&id("a"), EndReason::Idle).await.unwrap().reason, Some(EndReason::Stopped));
     assert!(node.stop(&id("b"), EndReason::Stopped).await.is_none());
-    let refused = node.call(&id("a")).err().unwrap().to_api();
+    let refused = node.call(&id("a")).await.err().unwrap().to_api();
     assert_eq!(refused.code, ErrorCode::SandboxLost);
     assert!(refused.message.contains("stopped"), "{}", refused.message);
     node.forget(&id("a")).unwrap();
@@ -128,7 +134,7 @@ async fn code_that_cannot_be_run_is_refused_with_its_reason() {
     let place = Place::new();
     let node = place.node().await;
     node.create(&id("a"), &order(), None).await.unwrap();
-    let call = node.call(&id("a")).unwrap();
+    let call = node.call(&id("a")).await.unwrap();
     let code = |code| ExecSpec { code: Some(code), ..ExecSpec::default() };
     let plain = Code { source: "1".into(), ..Code::default() };
     let refused = call.exec(&exec_id(), code(plain.clone())).await.unwrap_err().to_api();
@@ -226,7 +232,7 @@ async fn a_machine_that_is_being_emptied_takes_nothing_new() {
     node.create(&id("a"), &order(), None).await.unwrap();
     node.drain(true);
     assert_eq!(node.create(&id("b"), &order(), None).await.unwrap_err().to_api().code, ErrorCode::Capacity);
-    assert!(node.call(&id("a")).is_ok());
+    assert!(node.call(&id("a")).await.is_ok());
     node.drain(false);
     node.create(&id("b"), &order(), None).await.unwrap();
 }
@@ -253,8 +259,8 @@ async fn idle_is_no_call_and_no_running_exec() {
         node.create(&id(name), &order, None).await.unwrap();
     }
     let mut events = node.events();
-    let held = node.call(&id("held")).unwrap();
-    node.call(&id("busy")).unwrap().exec(&exec_id(), exec(&["sleep", "2.5"])).await.unwrap();
+    let held = node.call(&id("held")).await.unwrap();
+    node.call(&id("busy")).await.unwrap().exec(&exec_id(), exec(&["sleep", "2.5"])).await.unwrap();
     let began = std::time::Instant::now();
     // Looking is not a call.
     let watching = tokio::spawn({
@@ -278,7 +284,7 @@ async fn idle_is_no_call_and_no_running_exec() {
     let took = began.elapsed();
     assert!((3300..4500).contains(&took.as_millis()), "idle time counts from the end of the exec: {took:?}");
     assert_eq!(node.find(&id("held")).unwrap().state, SandboxState::Running);
-    node.renew(&id("held"), Duration::from_secs(60)).unwrap();
+    node.renew(&id("held"), Duration::from_secs(60)).await.unwrap();
     drop(held);
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(node.find(&id("held")).unwrap().state, SandboxState::Running, "it was renewed");
@@ -291,7 +297,7 @@ async fn a_life_ends_on_time_whatever_runs() {
     let limits = Limits { ttl_ms: 1000, ..request().limits.over(Limits::default()) };
     let order = Order { request: CreateSandbox { limits: limits.into(), ..request() }, ..order() };
     node.create(&id("a"), &order, None).await.unwrap();
-    let call = node.call(&id("a")).unwrap();
+    let call = node.call(&id("a")).await.unwrap();
     call.exec(&exec_id(), exec(&["sleep", "60"])).await.unwrap();
     assert_eq!(ended(&node, &id("a")).await, (SandboxState::Ended, Some(EndReason::Expired)));
 }
@@ -304,7 +310,7 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
     for name in ["kept", "dies", "halfway"] {
         node.create(&id(name), &order(), None).await.unwrap();
     }
-    node.call(&id("kept")).unwrap().exec(&exec_id(), exec(&["sleep", "1"])).await.unwrap();
+    node.call(&id("kept")).await.unwrap().exec(&exec_id(), exec(&["sleep", "1"])).await.unwrap();
     // One is being started and one being stopped when the server dies.
     place.sim.faults(|faults| {
         faults.start_delay = Duration::from_secs(60);
@@ -333,7 +339,7 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
     place.sim = place.sim.restart();
     let node = place.node().await;
     assert_eq!(node.find(&id("kept")).unwrap().state, SandboxState::Running);
-    let done = node.call(&id("kept")).unwrap().reader(exec_id()).collect();
+    let done = node.call(&id("kept")).await.unwrap().reader(exec_id()).collect();
     let done = tokio::time::timeout(WITHIN, done).await.unwrap().unwrap();
     assert_eq!(done.end.outcome, Outcome::Exited { code: 0 });
     assert_eq!(ended(&node, &id("dies")).await, (SandboxState::Lost, Some(EndReason::Died)));
@@ -377,11 +383,11 @@ async fn a_change_that_cannot_be_journalled_changes_nothing() {
     let mut events = node.events();
     let policy = Policy { hosts: vec!["example.org".parse().unwrap()], ..Policy::default() };
     let change = async || {
-        let renewed = node.renew(&id("a"), Duration::from_secs(5)).map(drop);
+        let renewed = node.renew(&id("a"), Duration::from_secs(5)).await.map(drop);
         let extended = node.live_for(&id("a"), Duration::from_secs(500)).await.map(drop);
-        let published = node.publish(&id("a"), 8000, true).map(drop);
-        let all = node.publish_all(&id("a"), true);
-        let restricted = node.set_policy(&id("a"), policy.clone()).map(drop);
+        let published = node.publish(&id("a"), 8000, true).await.map(drop);
+        let all = node.publish_all(&id("a"), true).await;
+        let restricted = node.set_policy(&id("a"), policy.clone()).await.map(drop);
         [renewed, extended, published, all, restricted].map(|result| result.is_ok())
     };
     // Without its directory, the journal cannot write.
@@ -442,7 +448,7 @@ async fn a_guest_that_is_slow_to_dial_again_keeps_its_sandbox_and_holds_up_no_st
     assert_eq!(node.stop(&id("stopped"), EndReason::Stopped).await.unwrap().reason, Some(EndReason::Stopped));
     assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
     place.sim.faults(|faults| faults.silent_guest = false);
-    node.call(&id("slow")).unwrap().exec(&exec_id(), exec(&["true"])).await.unwrap();
+    node.call(&id("slow")).await.unwrap().exec(&exec_id(), exec(&["true"])).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -467,7 +473,7 @@ async fn a_deadline_that_the_guest_kept_costs_no_sandbox() {
     let place = Place::new();
     let node = place.node().await;
     node.create(&id("a"), &order(), None).await.unwrap();
-    let call = node.call(&id("a")).unwrap();
+    let call = node.call(&id("a")).await.unwrap();
     let spec = ExecSpec { deadline_ms: Some(100), grace_ms: Some(0), ..exec(&["sleep", "60"]) };
     call.exec(&exec_id(), spec).await.unwrap();
     // The guest keeps the deadline itself, so the sandbox is looked at and goes on.
@@ -483,7 +489,7 @@ async fn a_deadline_that_the_guest_could_not_keep_is_a_timeout_and_ends_the_sand
     let place = Place::new();
     let node = place.node().await;
     node.create(&id("a"), &order(), None).await.unwrap();
-    let call = node.call(&id("a")).unwrap();
+    let call = node.call(&id("a")).await.unwrap();
     let spec = ExecSpec { deadline_ms: Some(100), grace_ms: Some(0), ..exec(&["stuck"]) };
     let other: ExecId = "other".parse().unwrap();
     call.exec(&other, exec(&["sleep", "60"])).await.unwrap();

@@ -72,7 +72,13 @@ impl Place {
 fn order(project: &str) -> Order {
     let limits = Limits { disk_bytes: Limits::MIN.disk_bytes, ..Limits::default() };
     let request = CreateSandbox { limits: limits.into(), ..CreateSandbox::default() };
-    Order { project: project.into(), request, may_open: false, may_root: false }
+    Order {
+        project: project.into(),
+        request,
+        may_open: false,
+        may_root: false,
+        auto_resume: node::AutoResume::default(),
+    }
 }
 
 /// As control does: under the id of one that is ready, or under a fresh one.
@@ -105,7 +111,7 @@ async fn ready(node: &Node, count: u32) {
 }
 
 async fn says_hello(node: &Node, id: &SandboxId) {
-    let call = node.call(id).unwrap();
+    let call = node.call(id).await.unwrap();
     let exec = "e1".parse().unwrap();
     let argv = vec!["echo".into(), "hello".into()];
     call.exec(&exec, ExecSpec { argv, ..ExecSpec::default() }).await.unwrap();

@@ -24,6 +24,7 @@ pub(crate) mod container;
 mod facts;
 mod image;
 mod known;
+mod pause;
 pub mod place;
 pub(crate) mod posture;
 
@@ -51,7 +52,7 @@ pub use place::{Kind, Place};
 
 use crate::oci::seccomp;
 use crate::written::{self, Written, owner};
-use crate::{Error, Exit, Listed, Profile, Runtime, Spec, Tier, Usage, files};
+use crate::{Error, Exit, Listed, Pausing, Profile, Runtime, Spec, Tier, Usage, files};
 use container::Dialect;
 
 /// An engine that is restarted is away for some seconds.
@@ -199,8 +200,12 @@ impl Engine {
         loop {
             // Of another data directory: its name is the same, and it is not ours.
             let found = self.inspect(id).await?;
-            if found.is_none_or(|found| !container::is_of(&found, &self.shared.owner)) {
+            let Some(found) = found.filter(|found| container::is_of(found, &self.shared.owner)) else {
                 return Ok(());
+            };
+            if found.state.as_ref().is_some_and(pause::is_paused) {
+                // Not every engine kills a paused container.
+                let _ = docker.unpause_container(&container::name(id)).await;
             }
             let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
             match docker.remove_container(&container::name(id), Some(options)).await {
@@ -396,6 +401,10 @@ impl Runtime for Engine {
             None => return Err(Error::Ended(id.clone())),
         };
         Ok(container::usage(&stats, &state))
+    }
+
+    fn pausing(&self) -> Option<&dyn Pausing> {
+        Some(self)
     }
 
     async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error> {

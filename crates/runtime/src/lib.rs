@@ -307,15 +307,9 @@ pub trait Runtime: Send + Sync {
     /// processes, cgroups, mounts, loop device, namespaces, directory, uid range, socket. An unknown id is success.
     async fn stop(&self, id: &SandboxId, grace: Duration) -> Result<(), Error>;
 
-    /// Has all its processes stand still, with what they hold in memory. One that stands still already is fine.
-    async fn pause(&self, _id: &SandboxId) -> Result<(), Error> {
-        let why = format!("{} cannot pause sandboxes", self.name());
-        Err(Error::Unsupported { what: "pausing a sandbox", why })
-    }
-
-    /// Has them go on. One that does not stand still is fine.
-    async fn resume(&self, _id: &SandboxId) -> Result<(), Error> {
-        Ok(())
+    /// How this backend pauses sandboxes; `None` if it cannot.
+    fn pausing(&self) -> Option<&dyn Pausing> {
+        None
     }
 
     /// All sandboxes that have left traces, those of dead processes and half-made ones included.
@@ -332,4 +326,14 @@ pub trait Runtime: Send + Sync {
     /// What can be seen from outside of the privileges of process 1 (of the user-space kernel that runs it),
     /// compared with what the tier promises. The differences, one line each; none is what a start wants.
     async fn posture(&self, id: &SandboxId) -> Result<(Posture, Vec<String>), Error>;
+}
+
+/// Suspends the processes of sandboxes. Their memory stays where it is.
+#[async_trait::async_trait]
+pub trait Pausing: Send + Sync {
+    /// Suspends all processes of a sandbox. If it fails, none is suspended. Pausing a paused sandbox does nothing.
+    async fn pause(&self, id: &SandboxId) -> Result<(), Error>;
+
+    /// Lets the processes of a sandbox run again. Resuming a running sandbox does nothing.
+    async fn resume(&self, id: &SandboxId) -> Result<(), Error>;
 }

@@ -57,7 +57,7 @@ pub use flavor::Flavor;
 pub use record::Dirs;
 
 use crate::hand::Lock;
-use crate::{Error, Exit, Listed, Runtime, Spec, Tier, Usage};
+use crate::{Error, Exit, Listed, Pausing, Runtime, Spec, Tier, Usage};
 use cgroup::Cgroups;
 use channel::Unmet;
 use process::Process;
@@ -278,15 +278,8 @@ impl Runtime for Oci {
         blocking(move || stop::list(&oci)).await
     }
 
-    async fn pause(&self, id: &SandboxId) -> Result<(), Error> {
-        self.record(id)?.ok_or_else(|| Error::NotFound(id.clone()))?;
-        let (cgroups, id) = (self.cgroups.clone(), id.clone());
-        blocking(move || cgroups.freeze(&id)).await
-    }
-
-    async fn resume(&self, id: &SandboxId) -> Result<(), Error> {
-        let (cgroups, id) = (self.cgroups.clone(), id.clone());
-        blocking(move || cgroups.thaw(&id)).await
+    fn pausing(&self) -> Option<&dyn Pausing> {
+        self.cgroups.can_freeze().then_some(self)
     }
 
     async fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
@@ -303,6 +296,20 @@ impl Runtime for Oci {
         let (hand, record) = self.hand(id)?;
         let process = locked(&hand.process).clone().ok_or_else(|| Error::Ended(id.clone()))?;
         posture::compare(id, &record, self.flavor.tier, &process)
+    }
+}
+
+#[async_trait::async_trait]
+impl Pausing for Oci {
+    async fn pause(&self, id: &SandboxId) -> Result<(), Error> {
+        self.record(id)?.ok_or_else(|| Error::NotFound(id.clone()))?;
+        let (cgroups, id) = (self.cgroups.clone(), id.clone());
+        blocking(move || cgroups.freeze(&id)).await
+    }
+
+    async fn resume(&self, id: &SandboxId) -> Result<(), Error> {
+        let (cgroups, id) = (self.cgroups.clone(), id.clone());
+        blocking(move || cgroups.thaw(&id)).await
     }
 }
 

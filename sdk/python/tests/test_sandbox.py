@@ -39,6 +39,30 @@ async def test_a_context_manager_stops_it(way: Way) -> None:
     assert (await way.do(made.stop())).state == "ended"
 
 
+async def test_a_pause_keeps_what_is_in_memory(way: Way) -> None:
+    count = "n=0; while true; do n=$((n+1)); echo $n > new; mv new count; sleep 0.05; done"
+    async with way.sandbox(idle=60, on_timeout="pause") as sandbox:
+        assert (await way.do(sandbox.info())).on_timeout == "pause"
+        started = await way.do(sandbox.commands.start(["sh", "-c", count]))
+        await way.do(sandbox.commands.run("until [ -s count ]; do sleep 0.05; done"))
+        before = int((await way.do(sandbox.commands.run("cat count"))).stdout)
+        assert (await way.do(sandbox.pause())).state == "paused"
+        assert (await way.do(sandbox.pause())).state == "paused"
+        assert (await way.do(sandbox.resume())).state == "running"
+        await way.do(sandbox.pause())
+        # A request that uses it resumes it.
+        assert int((await way.do(sandbox.commands.run("cat count"))).stdout) >= before
+        assert (await way.do(sandbox.info())).state == "running"
+        await way.do(started.kill())
+
+
+async def test_files_as_root_are_refused_where_there_is_no_root(way: Way) -> None:
+    async with way.sandbox() as sandbox:
+        with pytest.raises(bellglass.InvalidRequest, match="uid 0"):
+            await way.do(sandbox.files.as_root().write("/etc/own", "x"))
+        assert await way.do(sandbox.files.exists("/etc/own")) is False
+
+
 async def test_a_mistake_is_refused_before_anything_is_made(way: Way) -> None:
     with pytest.raises(bellglass.InvalidRequest):
         await way.do(way.Sandbox.create(client=way.client, limits={"memory_bytes": 1 << 60}))

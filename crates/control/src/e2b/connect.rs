@@ -154,7 +154,7 @@ impl From<Fault> for Failed {
 
 impl From<node::Error> for Failed {
     fn from(error: node::Error) -> Self {
-        Fault::from(error).into()
+        if error.is_missing() { Self::Gone } else { Fault::from(error).into() }
     }
 }
 

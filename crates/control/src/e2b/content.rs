@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use api::files::{FileAnswer, FileAsk, FileKind, FilePath, Hashing};
 use api::sandbox::{Sandbox, SandboxState};
-use api::{Error, ErrorCode, SandboxId};
+use api::{Error, ErrorCode};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
@@ -65,19 +65,21 @@ impl IntoResponse for Refused {
 /// Whether a sandbox runs, for clients that show its token. To others none does: one answer for every name. Asking keeps nothing in use.
 pub async fn health(_: Anyone, State(platform): State<Arc<Platform>>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
-    let runs = |id: &SandboxId| match api::defence::is_off("H-39") {
-        true => platform.node.call(id).is_ok(),
-        false => is_shown(&parts, &platform, id) && platform.node.find(id).is_some_and(|shown| is_up(&shown)),
+    let id = match named(&parts) {
+        Ok(id) => id,
+        Err(failed) => return Refused(failed).into_response(),
     };
-    match named(&parts) {
-        Ok(id) if runs(&id) => StatusCode::NO_CONTENT.into_response(),
-        Ok(id) => gone(Some(&id)),
-        Err(failed) => Refused(failed).into_response(),
-    }
+    let runs = match api::defence::is_off("H-39") {
+        true => platform.node.call(&id).await.is_ok(),
+        false => {
+            is_shown(&parts, &platform, &id) && platform.node.find(&id).is_some_and(|shown| is_up(&shown))
+        }
+    };
+    if runs { StatusCode::NO_CONTENT.into_response() } else { gone(Some(&id)) }
 }
 
 fn is_up(shown: &Sandbox) -> bool {
-    shown.state == SandboxState::Running && !shown.paused
+    shown.state == SandboxState::Running
 }
 
 /// A file.

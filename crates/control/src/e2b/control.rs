@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::limits::{DEADLINE_MS_MAX, Limits, WantedLimits};
-use api::sandbox::{CreateSandbox, Sandbox, SandboxState};
+use api::sandbox::{CreateSandbox, OnTimeout, Sandbox, SandboxState};
 use api::{Error, ErrorCode};
 use axum::Json;
 use axum::extract::{OriginalUri, Path, State};
 use axum::http::{HeaderMap, StatusCode};
-use node::clock;
+use node::{AutoResume, clock};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ use crate::account::Rate;
 use crate::audit::Act;
 use crate::authority::{Caller, Grant, Read, Write};
 use crate::caller::Idempotency;
-use crate::platform::Platform;
+use crate::platform::{NewSandbox, Platform};
 
 use super::fault::{By, Given, Told, not_offered};
 use super::network::{Network, opened};
@@ -28,6 +28,12 @@ use super::time::rfc3339;
 /// How long a sandbox lives whose client does not say; the older route had less.
 const TIMEOUT_S: u64 = 300;
 const TIMEOUT_V1_S: u64 = 15;
+/// The shortest time that a sandbox lives after a request other than `connect` resumed it.
+const RESUMED_MIN_MS: u64 = 300_000;
+/// How often a sandbox that is paused during a connect is resumed.
+const CONNECT_TRIES: usize = 3;
+/// What to do instead of a pause that drops the memory.
+const NO_MEMORY: &str = "Omit `memory`. A paused sandbox always keeps its memory.";
 /// Between the two looks from which the use of processors is reckoned.
 const MEASURED_FOR: Duration = Duration::from_millis(100);
 
@@ -43,6 +49,8 @@ pub struct Create {
     env_vars: Option<BTreeMap<String, String>>,
     #[serde(default)]
     auto_pause: Option<bool>,
+    #[serde(default)]
+    auto_pause_memory: Option<bool>,
     #[serde(default)]
     auto_resume: Option<Value>,
     #[serde(default, rename = "allow_internet_access")]
@@ -69,10 +77,9 @@ impl Create {
     /// Refuses what is not here, by name.
     fn check(&self) -> Told<()> {
         let is = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
-        let resumes = self.auto_resume.as_ref().is_some_and(|value| value["enabled"] == true);
+        let without_memory = self.auto_pause == Some(true) && self.auto_pause_memory == Some(false);
         for (what, asked, instead) in [
-            ("autoPause", self.auto_pause == Some(true), "Set a longer timeout, up to one day."),
-            ("autoResume", resumes, "Set a longer timeout, up to one day."),
+            ("autoPauseMemory: false", without_memory, NO_MEMORY),
             ("mcp", is(&self.mcp), "Use MCP at /mcp of this server: docs/guides/mcp.md."),
             ("iam", is(&self.iam), "Bind a secret to a host with a policy: docs/guides/secrets.md."),
             (
@@ -102,26 +109,31 @@ pub async fn create(
     let usual = if uri.path().starts_with("/v2/") { TIMEOUT_S } else { TIMEOUT_V1_S };
     let network = ask.network.clone().unwrap_or_default();
     let ttl_ms = lifetime(ask.timeout.unwrap_or(usual));
+    let resumes = ask.auto_resume.as_ref().is_some_and(|value| value["enabled"] == true);
+    let auto_resume = AutoResume { enabled: resumes, ttl_min_ms: RESUMED_MIN_MS };
     let request = CreateSandbox {
         template: ours(&ask.template).to_owned(),
         limits: WantedLimits { ttl_ms: Some(ttl_ms), ..WantedLimits::default() },
         // Only its time ends it.
         idle_ms: DEADLINE_MS_MAX,
+        on_timeout: if ask.auto_pause == Some(true) { OnTimeout::Pause } else { OnTimeout::Stop },
         labels: ask.metadata.unwrap_or_default(),
         env: ask.env_vars.unwrap_or_default(),
         // Older clients always say that they want it; whoever may not have it gets what everybody gets.
         policy: network.policy(ask.internet.filter(|internet| !internet || caller.quota.open))?,
         ..CreateSandbox::default()
     };
-    let (sandbox, _) = platform.create(&caller.account, request, key).await?;
+    let (sandbox, _) =
+        platform.create(&caller.account, NewSandbox { request, idempotency: key, auto_resume }).await?;
     crate::trace::about(&sandbox.id);
-    if network.allow_public_traffic != Some(false) {
-        opened(&platform, &caller, &sandbox.id, true)?;
+    // A repeated request does not resume it.
+    if network.allow_public_traffic != Some(false) && sandbox.state != SandboxState::Paused {
+        opened(&platform, &caller, &sandbox.id, true).await?;
     }
     Ok((StatusCode::CREATED, Json(shown::opened(&platform, &sandbox, &headers))))
 }
 
-/// Tells what opens a sandbox, and has it live at least so long from now on. One that stands still goes on.
+/// Tells what opens a sandbox, and has it live at least so long from now on. A paused sandbox is resumed.
 pub async fn connect(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
@@ -132,14 +144,20 @@ pub async fn connect(
     let sandbox = alive(&platform, &caller, &named).await?;
     let wanted = Duration::from_millis(lifetime(ask.timeout.unwrap_or(TIMEOUT_S)));
     Limits { ttl_ms: clock::millis(wanted), ..sandbox.limits }.check()?;
-    let status = if platform.node.resume(&sandbox.id, wanted).await? {
-        platform.note(&caller, Act::Resume, |entry| entry.sandbox(&sandbox.id));
-        told(&platform, &sandbox).await;
-        StatusCode::CREATED
-    } else {
+    let mut status = StatusCode::OK;
+    for _ in 0..CONNECT_TRIES {
+        if platform.node.resume(&sandbox.id, Some(wanted)).await? {
+            platform.note(&caller, Act::Resume, |entry| entry.sandbox(&sandbox.id));
+            platform.saved(sandbox.clone()).await;
+            status = StatusCode::CREATED;
+            break;
+        }
         live_at_least(&platform, &caller, &sandbox, wanted).await?;
-        StatusCode::OK
-    };
+        // Its timeout may have paused it between the two.
+        if platform.node.find(&sandbox.id).is_none_or(|shown| shown.state != SandboxState::Paused) {
+            break;
+        }
+    }
     Ok((status, Json(shown::opened(&platform, &sandbox, &headers))))
 }
 
@@ -186,7 +204,7 @@ pub async fn timeout(
 ) -> Told<StatusCode> {
     let seconds =
         ask.timeout.ok_or_else(|| Error::invalid("timeout is missing", "Send `timeout`, in seconds."))?;
-    let sandbox = alive(&platform, &caller, &named).await?;
+    let sandbox = awake(&platform, &caller, &named).await?;
     live_for(&platform, &caller, &sandbox, Duration::from_millis(lifetime(seconds))).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -198,7 +216,7 @@ pub async fn refresh(
     Path(named): Path<String>,
     Given(ask): Given<Wanted>,
 ) -> Told<StatusCode> {
-    let sandbox = alive(&platform, &caller, &named).await?;
+    let sandbox = awake(&platform, &caller, &named).await?;
     let wanted = Duration::from_millis(lifetime(ask.duration.unwrap_or(TIMEOUT_V1_S)));
     live_at_least(&platform, &caller, &sandbox, wanted).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -252,7 +270,7 @@ pub async fn logs(
     Ok(Json(json!({ "logs": entries, "logEntries": entries })))
 }
 
-/// Has a sandbox stand still, with what it has in memory.
+/// Pauses a sandbox.
 pub async fn pause(
     By(caller): By<Caller<Write>>,
     State(platform): State<Arc<Platform>>,
@@ -261,10 +279,7 @@ pub async fn pause(
 ) -> Told<StatusCode> {
     let sandbox = alive(&platform, &caller, &named).await?;
     if ask.memory == Some(false) {
-        return Err(not_offered(
-            "pausing without memory",
-            "Omit `memory`. A paused sandbox always keeps its memory.",
-        ));
+        return Err(not_offered("pausing without memory", NO_MEMORY));
     }
     platform.note(&caller, Act::Pause, |entry| entry.sandbox(&sandbox.id));
     if !platform.node.pause(&sandbox.id).await? {
@@ -274,7 +289,7 @@ pub async fn pause(
         };
         return Err(error.into());
     }
-    told(&platform, &sandbox).await;
+    platform.saved(sandbox).await;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -328,11 +343,11 @@ async fn alive(platform: &Platform, caller: &Grant, named: &str) -> Told<Sandbox
     Ok(sandbox)
 }
 
-/// Has the store show what the node has written down; it shows it later if it cannot now.
-async fn told(platform: &Platform, sandbox: &Sandbox) {
-    if let Some(shown) = platform.node.find(&sandbox.id) {
-        let _ = platform.store.moved(&shown).await;
-    }
+/// A sandbox that runs, or that this request has resumed.
+pub async fn awake(platform: &Platform, caller: &Grant, named: &str) -> Told<Sandbox> {
+    let sandbox = alive(platform, caller, named).await?;
+    drop(platform.node.call_if_resumable(&sandbox.id).await?);
+    Ok(sandbox)
 }
 
 #[cfg(test)]

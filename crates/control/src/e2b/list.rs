@@ -86,7 +86,9 @@ async fn living(platform: &Platform, caller: &Grant) -> Told<Vec<Sandbox>> {
             None => break,
         }
     }
-    all.retain(|sandbox| [SandboxState::Starting, SandboxState::Running].contains(&sandbox.state));
+    all.retain(|sandbox| {
+        [SandboxState::Starting, SandboxState::Running, SandboxState::Paused].contains(&sandbox.state)
+    });
     Ok(all)
 }
 

@@ -13,6 +13,7 @@ use crate::audit::Act;
 use crate::authority::{Caller, Grant, Write};
 use crate::platform::Platform;
 
+use super::control::awake;
 use super::fault::{By, Given, Told, not_offered};
 
 /// What stands for every host.
@@ -93,7 +94,7 @@ pub async fn put(
     Given(network): Given<Network>,
 ) -> Told<StatusCode> {
     let asked = network.policy(None)?;
-    let sandbox = platform.running(&caller, &named).await?;
+    let sandbox = awake(&platform, &caller, &named).await?;
     let policy = match asked {
         Some(policy) => policy,
         None => platform.node.first_policy(&sandbox.id)?,
@@ -105,20 +106,25 @@ pub async fn put(
     platform.node.vouch(&sandbox.project, &policy).await?;
     platform
         .note(&caller, Act::Policy, |entry| entry.sandbox(&sandbox.id).detail(&policy.words().join(", ")));
-    let shown = platform.node.set_policy(&sandbox.id, policy)?;
+    let shown = platform.node.set_policy(&sandbox.id, policy).await?;
     // The node keeps it; the store shows it later if it cannot take it now.
     let _ = platform.store.moved(&shown).await;
     if let Some(public) = network.allow_public_traffic {
-        opened(&platform, &caller, &sandbox.id, public)?;
+        opened(&platform, &caller, &sandbox.id, public).await?;
     }
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Lets everybody reach the ports of a sandbox, or only whoever shows its token.
-pub(super) fn opened(platform: &Platform, caller: &Grant, sandbox: &SandboxId, public: bool) -> Told<()> {
+pub(super) async fn opened(
+    platform: &Platform,
+    caller: &Grant,
+    sandbox: &SandboxId,
+    public: bool,
+) -> Told<()> {
     let detail = if public { "all ports public" } else { "all ports private" };
     platform.note(caller, Act::Port, |entry| entry.sandbox(sandbox).detail(detail));
-    platform.node.publish_all(sandbox, public)?;
+    platform.node.publish_all(sandbox, public).await?;
     Ok(())
 }
 

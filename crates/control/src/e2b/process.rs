@@ -96,6 +96,7 @@ pub async fn start(
     let id = exec_id(pid)?;
     crate::trace::about_exec(sandbox, &id);
     platform.note(caller, Act::Exec, |entry| entry.sandbox(sandbox).exec(&id).command(&spec));
+    spec.argv = argv(&ask.process.cmd, &ask.process.args);
     let (_, exec) = platform.node.follow(call, &id, spec).await?;
     drop(launch);
     let process = Process::new(ask.process, ask.tag, terminal.is_some());
@@ -206,6 +207,20 @@ fn spec(ask: &Start, terminal: Option<TerminalSize>, who: Who<'_>, deadline_ms: 
         output_bytes: Some(KEPT_BYTES),
         terminal,
         ..ExecSpec::default()
+    }
+}
+
+/// Runs a command as `bash -c` does, except that the shell does not become it.
+const STAY: &str = "eval \"set --; $1\"; exit $?";
+
+/// The command line. A shell that E2B's SDKs start becomes its last command, which then leads the process group of the exec. Programs
+/// such as `setsid` detach from a terminal's group but not from their own, so the shell stays, as at E2B, where it does not lead one.
+fn argv(cmd: &str, args: &[String]) -> Vec<String> {
+    match args {
+        [login, run, command] if (cmd, login.as_str(), run.as_str()) == ("/bin/bash", "-l", "-c") => {
+            [cmd, login, run, STAY, cmd, command].map(str::to_owned).to_vec()
+        }
+        _ => std::iter::once(cmd.to_owned()).chain(args.iter().cloned()).collect(),
     }
 }
 
@@ -321,12 +336,47 @@ fn name_of(signal: i32) -> String {
 mod tests {
     use super::*;
 
+    /// A shell that stays does what one does that becomes its last command, but does not lead the group of that command.
+    #[test]
+    fn a_shell_that_stays_behaves_like_any_other() {
+        let ran = |argv: &[String]| {
+            let output = std::process::Command::new(&argv[0]).args(&argv[1..]).output().unwrap();
+            let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+            (output.status.code(), text(output.stdout), text(output.stderr))
+        };
+        for command in [
+            "echo one; exit 3",
+            "echo $0 $# \"$@\"",
+            "false",
+            "cat <<END\n$HOME \\$x\nEND",
+            "echo a \\",
+            "echo 'it''s' \"quoted\" # a comment",
+            "set -e; false; echo not reached",
+            "set -u; echo \"${nothing}\"",
+            "trap 'echo trapped' EXIT; true",
+            "f() { return 7; }; f",
+            "exec true",
+            "nothing-of-this-name",
+            "",
+            "(exit 9) | true; echo ${PIPESTATUS[0]}",
+        ] {
+            let args = ["-l", "-c", command].map(str::to_owned);
+            let plain = ran(&[&["/bin/bash".to_owned()][..], &args[..]].concat());
+            assert_eq!(ran(&argv("/bin/bash", &args)), plain, "{command}");
+        }
+        let broken = ["-l", "-c", "echo ("].map(str::to_owned);
+        assert_eq!(ran(&argv("/bin/bash", &broken)).0, Some(2));
+        let detached = ["-l", "-c", "setsid sh -c 'echo in place'"].map(str::to_owned);
+        assert_eq!(ran(&argv("/bin/bash", &detached)).1, "in place\n");
+    }
+
     #[test]
     fn what_is_not_said_is_what_is_usual() {
         let ask: Start =
             serde_json::from_str(r#"{"process":{"cmd":"/bin/bash","args":["-l","-c","x"]}}"#).unwrap();
         let spec = spec(&ask, None, Who::User("/home/user"), None);
         assert_eq!(spec.argv, ["/bin/bash", "-l", "-c", "x"]);
+        assert_eq!(argv("/bin/bash", &spec.argv[1..])[3..], [STAY, "/bin/bash", "x"]);
         assert!(spec.stdin && spec.cwd.as_deref() == Some("/home/user") && spec.deadline_ms.is_none());
         assert_eq!(spec.check(), Ok(()));
         let ask: Start = serde_json::from_str(

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use api::account::Role;
-use api::sandbox::Sandbox;
+use api::sandbox::{OnTimeout, Sandbox, SandboxState};
 use axum::http::HeaderMap;
 use axum::http::header::HOST;
 use node::clock;
@@ -57,7 +57,12 @@ pub fn detailed(platform: &Arc<Platform>, sandbox: &Sandbox, headers: &HeaderMap
         put(&mut shown, name, opened.get(name).cloned().unwrap_or_default());
     }
     put(&mut shown, "allowInternetAccess", sandbox.policy.open.into());
-    put(&mut shown, "lifecycle", json!({ "autoResume": false, "onTimeout": "kill" }));
+    let on_timeout = match sandbox.on_timeout {
+        OnTimeout::Stop => "kill",
+        OnTimeout::Pause => "pause",
+    };
+    let resumes = platform.node.auto_resume(&sandbox.id).is_some_and(|auto| auto.enabled);
+    put(&mut shown, "lifecycle", json!({ "autoResume": resumes, "onTimeout": on_timeout }));
     shown
 }
 
@@ -83,7 +88,7 @@ pub fn listed(platform: &Arc<Platform>, sandbox: &Sandbox) -> Value {
 
 /// Whether it runs or is paused: there is nothing else to these clients.
 pub fn state(sandbox: &Sandbox) -> &'static str {
-    if sandbox.paused { "paused" } else { "running" }
+    if sandbox.state == SandboxState::Paused { "paused" } else { "running" }
 }
 
 /// Puts something into an object.

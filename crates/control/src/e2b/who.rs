@@ -133,8 +133,7 @@ impl FromRequestParts<Arc<Platform>> for Inside {
 
     async fn from_request_parts(parts: &mut Parts, platform: &Arc<Platform>) -> Called<Self> {
         let Coder(inside) = Coder::from_request_parts(parts, platform).await?;
-        check_user(&user(&parts.headers), false)?;
-        Ok(inside)
+        inside.of_user(&user(&parts.headers))
     }
 }
 
@@ -202,9 +201,10 @@ impl Signed {
     /// # Errors
     /// Neither is right, or the signature is too old.
     async fn inside(&self, parts: &mut Parts, platform: &Arc<Platform>, act: FileAct) -> Called<Inside> {
-        check_user(&self.username, false)?;
         let Some(signature) = &self.signature else {
-            return Inside::from_request_parts(parts, platform).await;
+            let user = user(&parts.headers);
+            let Coder(inside) = Coder::from_request_parts(parts, platform).await?;
+            return inside.of_user(if self.username.is_empty() { &user } else { &self.username });
         };
         if self.path.len() > PATH_BYTES_MAX && !api::defence::is_off("H-37") {
             let told = format!("the path has more than {PATH_BYTES_MAX} bytes");
@@ -226,7 +226,7 @@ impl Signed {
             Err(_) => self.signer(parts, platform, |ports| right(ports).is_some()).await?,
         };
         let reach = Reach::File { sandbox: id.clone(), path: self.path.clone(), act };
-        enter(platform, (id, reach), right, parts).await
+        enter(platform, (id, reach), right, parts).await?.of_user(&self.username)
     }
 
     /// The sandbox whose token signed this. An address carries no headers; tokens are unique, so at most one has signed it.
@@ -310,11 +310,7 @@ async fn enter(
     let account = platform.accounts.acting_for(&platform.store, &project, credential).await?;
     let grant = Grant { credential, account, reach };
     remember(parts, &grant)?;
-    // A paused sandbox does not answer until a client connects to it.
-    if platform.node.find(&sandbox).is_some_and(|shown| shown.paused) {
-        return Err(Failed::Gone);
-    }
-    let call = platform.node.call(&sandbox)?;
+    let call = platform.node.call_if_resumable(&sandbox).await?;
     let home = call.home();
     Ok(Inside { platform: Arc::clone(platform), caller: grant, call, sandbox, home })
 }
@@ -369,7 +365,18 @@ fn user(headers: &HeaderMap) -> String {
     text.split(':').next().unwrap_or_default().to_owned()
 }
 
-/// Refuses who is not there. Root is where the sandbox has one, for commands.
+impl Inside {
+    /// The same, with files opened as this user.
+    fn of_user(self, name: &str) -> Called<Self> {
+        check_user(name, self.call.has_root())?;
+        if name != "root" {
+            return Ok(self);
+        }
+        Ok(Self { call: self.call.with_root_files()?, home: "/root".into(), ..self })
+    }
+}
+
+/// Refuses who is not there. Root is where the sandbox has one.
 fn check_user(name: &str, rooted: bool) -> Called<()> {
     match name {
         "" | "user" | USER => Ok(()),
@@ -378,7 +385,7 @@ fn check_user(name: &str, rooted: bool) -> Called<()> {
             Code::PermissionDenied,
             "root is not available here: use `user`, install packages with pip or npm as that user, and do steps that need root in a \
              template (docs/guides/e2b.md). If an administrator allows root (`bellglass project set NAME --root true`), commands can run \
-             as root in new sandboxes; files are always opened as `user`",
+             and files can be opened as root in new sandboxes",
         )),
         other => {
             let told: String = other.chars().take(32).collect();

@@ -22,7 +22,7 @@ use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::client::conn::{http1, http2};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use node::Port;
+use node::{Call, Port};
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
@@ -129,7 +129,11 @@ pub async fn pass(platform: &Arc<Platform>, to: Destination, mut request: Reques
         return Err(Error::invalid("ports do not support CONNECT", fix).into());
     }
     let place = platform.ports.place(&to.project)?;
-    let port = dial(platform, &to.sandbox, to.port).await?;
+    let call = match to.address {
+        Address::Api => platform.node.call(&to.sandbox).await?,
+        Address::Private | Address::Public => platform.node.call_if_resumable(&to.sandbox).await?,
+    };
+    let port = dial(call, to.port).await?;
     let wanted =
         if request.version() == Version::HTTP_11 { headers::upgrade(request.headers()) } else { None };
     let client = wanted.as_ref().map(|_| hyper::upgrade::on(&mut request));
@@ -168,9 +172,8 @@ pub async fn pass(platform: &Arc<Platform>, to: Destination, mut request: Reques
 /// Connects to a port.
 ///
 /// # Errors
-/// The sandbox does not run, or nothing listens there.
-pub async fn dial(platform: &Platform, sandbox: &SandboxId, port: u16) -> Answer<Port> {
-    let call = platform.node.call(sandbox)?;
+/// Nothing listens there, or the sandbox has ended.
+pub async fn dial(call: Call, port: u16) -> Answer<Port> {
     call.dial(port).await.map_err(|error| {
         let fault = Fault::from(error);
         // Not the request is wrong: what it is meant for is not there.

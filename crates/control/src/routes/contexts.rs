@@ -48,7 +48,7 @@ pub async fn create(
     spec.check()?;
     let _launch = caller.share.launch()?;
     let sandbox = platform.running(&caller, &named).await?;
-    let call = platform.node.call(&sandbox.id)?;
+    let call = platform.node.call(&sandbox.id).await?;
     let id = idempotency.context_id()?;
     platform.note(&caller, Act::ContextCreate, |entry| entry.sandbox(&sandbox.id).detail(id.as_str()));
     Ok((StatusCode::CREATED, Json(call.context(&id, spec).await?)))
@@ -118,7 +118,7 @@ pub async fn remove(
 ) -> Answer<StatusCode> {
     let id = context_id(&context)?;
     let sandbox = platform.running(&caller, &named).await?;
-    let call = platform.node.call(&sandbox.id)?;
+    let call = platform.node.call(&sandbox.id).await?;
     platform.note(&caller, Act::ContextRemove, |entry| entry.sandbox(&sandbox.id).detail(id.as_str()));
     call.remove_context(&id).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -147,7 +147,7 @@ pub async fn restart(
     caller.pace(Rate::Exec)?;
     let id = context_id(&context)?;
     let sandbox = platform.running(&caller, &named).await?;
-    let call = platform.node.call(&sandbox.id)?;
+    let call = platform.node.call(&sandbox.id).await?;
     platform.note(&caller, Act::ContextRestart, |entry| entry.sandbox(&sandbox.id).detail(id.as_str()));
     Ok(Json(call.restart_context(&id).await?))
 }
@@ -174,7 +174,7 @@ pub async fn interrupt(
 ) -> Answer<Json<ContextInfo>> {
     let id = context_id(&context)?;
     let sandbox = platform.running(&caller, &named).await?;
-    let call = platform.node.call(&sandbox.id)?;
+    let call = platform.node.call(&sandbox.id).await?;
     platform.note(&caller, Act::ContextInterrupt, |entry| entry.sandbox(&sandbox.id).detail(id.as_str()));
     Ok(Json(call.interrupt_context(&id).await?))
 }

@@ -136,7 +136,7 @@ pub async fn start(
     let launch = caller.share.launch()?;
     let place = if manner.streams { Some(place(&caller.share)?) } else { None };
     let sandbox = platform.running(&caller, &named).await?;
-    let call = platform.node.call(&sandbox.id)?;
+    let call = platform.node.call(&sandbox.id).await?;
     let id = manner.idempotency.exec_id()?;
     crate::trace::about_exec(&sandbox.id, &id);
     platform.note(&caller, Act::Exec, |entry| entry.sandbox(&sandbox.id).exec(&id).command(&spec));
@@ -363,7 +363,7 @@ pub async fn signal(
 /// It is not known, or has ended.
 pub async fn call(caller: &Grant, platform: &Platform, named: &str) -> Answer<Call> {
     let sandbox = platform.running(caller, named).await?;
-    Ok(platform.node.call(&sandbox.id)?)
+    Ok(platform.node.call(&sandbox.id).await?)
 }
 
 /// How an exec of a sandbox is doing.

@@ -36,7 +36,7 @@ use crate::fault::Answer;
 use crate::output::place;
 use crate::platform::Platform;
 use flow::{Coming, Held};
-use query::Query;
+use query::{FilesOf, Query};
 
 /// Get file information
 ///
@@ -48,6 +48,10 @@ use query::Query;
     tag = "files",
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
         (
             "path" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
@@ -63,8 +67,8 @@ pub async fn look(
     mut query: Query,
 ) -> Answer<Json<FileInfo>> {
     let ask = FileAsk::Stat { path: query.path("path")? };
-    query.end()?;
-    let answer = ask_to_look(&caller, &platform, &named, &ask).await?;
+    let files = query.end()?;
+    let answer = ask_to_look(&caller, &platform, (&named, files), &ask).await?;
     let FileAnswer::Info { info } = answer else { return Err(unlike(&answer)) };
     Ok(Json(info))
 }
@@ -79,6 +83,10 @@ pub async fn look(
     tag = "files",
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
         (
             "path" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
@@ -108,9 +116,9 @@ pub async fn list(
     let path = query.path("path")?;
     let depth = query.number("depth")?.unwrap_or(1);
     let (limit, after) = (query.number("limit")?.unwrap_or(PAGE_MAX), query.cursor()?);
-    query.end()?;
+    let files = query.end()?;
     let ask = FileAsk::List { path, depth, after, limit };
-    let answer = ask_to_look(&caller, &platform, &named, &ask).await?;
+    let answer = ask_to_look(&caller, &platform, (&named, files), &ask).await?;
     let FileAnswer::Page { items, more } = answer else { return Err(unlike(&answer)) };
     let last = items.last().filter(|_| more).map(FileInfo::exact).transpose()?;
     Ok(Json(Page { items, next: last.as_ref().map(query::cursor) }))
@@ -126,6 +134,10 @@ pub async fn list(
     tag = "files",
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
         (
             "path" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
@@ -145,8 +157,8 @@ pub async fn hash(
     mut query: Query,
 ) -> Answer<Json<HashedFile>> {
     let ask = FileAsk::Hash { path: query.path("path")?, digest: query.digest()? };
-    query.end()?;
-    hashed(ask_to_look(&caller, &platform, &named, &ask).await?)
+    let files = query.end()?;
+    hashed(ask_to_look(&caller, &platform, (&named, files), &ask).await?)
 }
 
 /// Create a directory
@@ -159,6 +171,10 @@ pub async fn hash(
     tag = "files",
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
         (
             "path" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
@@ -174,9 +190,9 @@ pub async fn make(
     mut query: Query,
 ) -> Answer<Json<Counted>> {
     let path = query.path("path")?;
-    query.end()?;
+    let files = query.end()?;
     let change = Change { act: Act::FileMake, detail: path.encode(), ask: FileAsk::Make { path } };
-    change.carry_out(&caller, &platform, &named).await
+    change.carry_out(&caller, &platform, (&named, files)).await
 }
 
 /// Move a file or directory
@@ -187,6 +203,10 @@ pub async fn make(
     tag = "files",
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
         (
             "from" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
@@ -203,10 +223,10 @@ pub async fn rename(
     At(named): At<String>,
     query: Query,
 ) -> Answer<Json<Counted>> {
-    let (from, to, replace) = pair(query)?;
+    let ((from, to, replace), files) = pair(query)?;
     let detail = both(&from, &to);
     let change = Change { act: Act::FileMove, detail, ask: FileAsk::Move { from, to, replace } };
-    change.carry_out(&caller, &platform, &named).await
+    change.carry_out(&caller, &platform, (&named, files)).await
 }
 
 /// Copy a file or directory
@@ -219,6 +239,10 @@ pub async fn rename(
     tag = "files",
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
         (
             "from" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
@@ -235,10 +259,10 @@ pub async fn copy(
     At(named): At<String>,
     query: Query,
 ) -> Answer<Json<Counted>> {
-    let (from, to, replace) = pair(query)?;
+    let ((from, to, replace), files) = pair(query)?;
     let detail = both(&from, &to);
     let change = Change { act: Act::FileCopy, detail, ask: FileAsk::Copy { from, to, replace } };
-    change.carry_out(&caller, &platform, &named).await
+    change.carry_out(&caller, &platform, (&named, files)).await
 }
 
 /// Delete a file or directory
@@ -251,6 +275,10 @@ pub async fn copy(
     tag = "files",
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
         (
             "path" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
@@ -267,9 +295,9 @@ pub async fn remove(
     mut query: Query,
 ) -> Answer<Json<Counted>> {
     let (path, all) = (query.path("path")?, query.flag("all")?);
-    query.end()?;
+    let files = query.end()?;
     let change = Change { act: Act::FileRemove, detail: path.encode(), ask: FileAsk::Remove { path, all } };
-    change.carry_out(&caller, &platform, &named).await
+    change.carry_out(&caller, &platform, (&named, files)).await
 }
 
 /// Edit a file
@@ -283,6 +311,10 @@ pub async fn remove(
     tag = "files",
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
+        (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
         (
             "path" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
@@ -300,10 +332,10 @@ pub async fn edit(
     Sent(request): Sent<EditRequest>,
 ) -> Answer<Json<Counted>> {
     let path = query.path("path")?;
-    query.end()?;
+    let files = query.end()?;
     let (detail, EditRequest { old, new, all }) = (path.encode(), request);
     let change = Change { act: Act::FileEdit, detail, ask: FileAsk::Edit { path, old, new, all } };
-    change.carry_out(&caller, &platform, &named).await
+    change.carry_out(&caller, &platform, (&named, files)).await
 }
 
 /// A change, and what is written down of it.
@@ -319,12 +351,12 @@ impl Change {
         self,
         caller: &Caller<Write>,
         platform: &Platform,
-        named: &str,
+        of: (&str, FilesOf),
     ) -> Answer<Json<Counted>> {
         let Self { act, detail, ask } = self;
         ask.check()?;
         let place = place(&caller.share)?;
-        let call = noted(caller, platform, named, act, &detail).await?;
+        let call = noted(caller, platform, of, (act, &detail)).await?;
         let asking = tokio::spawn(async move {
             let _place = place;
             call.files().ask(&ask).await
@@ -344,13 +376,13 @@ impl Change {
         self,
         caller: &Caller<Write>,
         platform: Arc<Platform>,
-        named: &str,
+        of: (&str, FilesOf),
         mut coming: Coming,
     ) -> Answer<FileAnswer> {
         let Self { act, detail, ask } = self;
         ask.check()?;
         let place = place(&caller.share)?;
-        let call = noted(caller, &platform, named, act, &detail).await?;
+        let call = noted(caller, &platform, of, (act, &detail)).await?;
         let held = Held::new(platform, call, place);
         // What arrived of these stays.
         let lasts = matches!(ask, FileAsk::Unpack { .. } | FileAsk::Write { offset: Some(_), .. });
@@ -366,22 +398,35 @@ impl Change {
 }
 
 /// A call for a change of a file, written down.
-async fn noted(caller: &Grant, platform: &Platform, named: &str, act: Act, detail: &str) -> Answer<Call> {
-    let sandbox = platform.running(caller, named).await?;
-    let call = platform.node.call(&sandbox.id)?;
-    platform.note(caller, act, |entry| entry.sandbox(&sandbox.id).detail(detail));
+async fn noted(
+    caller: &Grant,
+    platform: &Platform,
+    of: (&str, FilesOf),
+    (act, detail): (Act, &str),
+) -> Answer<Call> {
+    let call = called(caller, platform, of).await?;
+    platform.note(caller, act, |entry| entry.sandbox(call.id()).detail(detail));
     Ok(call)
 }
 
-async fn called(caller: &Grant, platform: &Platform, named: &str) -> Answer<Call> {
+async fn called(caller: &Grant, platform: &Platform, (named, files): (&str, FilesOf)) -> Answer<Call> {
     let sandbox = platform.running(caller, named).await?;
-    Ok(platform.node.call(&sandbox.id)?)
+    let call = platform.node.call(&sandbox.id).await?;
+    Ok(match files {
+        FilesOf::User => call,
+        FilesOf::Root => call.with_root_files()?,
+    })
 }
 
-async fn ask_to_look(caller: &Grant, platform: &Platform, named: &str, ask: &FileAsk) -> Answer<FileAnswer> {
+async fn ask_to_look(
+    caller: &Grant,
+    platform: &Platform,
+    of: (&str, FilesOf),
+    ask: &FileAsk,
+) -> Answer<FileAnswer> {
     ask.check()?;
     let _place = place(&caller.share)?;
-    let call = called(caller, platform, named).await?;
+    let call = called(caller, platform, of).await?;
     Ok(call.files().ask(ask).await?)
 }
 
@@ -390,10 +435,9 @@ fn hashed(answer: FileAnswer) -> Answer<Json<HashedFile>> {
     Ok(Json(HashedFile { file: info, hash }))
 }
 
-fn pair(mut query: Query) -> Answer<(FilePath, FilePath, bool)> {
+fn pair(mut query: Query) -> Answer<((FilePath, FilePath, bool), FilesOf)> {
     let pair = (query.path("from")?, query.path("to")?, query.flag("replace")?);
-    query.end()?;
-    Ok(pair)
+    Ok((pair, query.end()?))
 }
 
 fn both(from: &FilePath, to: &FilePath) -> String {

@@ -94,7 +94,7 @@ pub async fn put(
 ) -> Answer<Json<Port>> {
     let sandbox = platform.running(&caller, &named).await?;
     let port = api::ports::number(&port)?;
-    let gate = platform.node.publish(&sandbox.id, port, asked.public)?;
+    let gate = platform.node.publish(&sandbox.id, port, asked.public).await?;
     if !asked.public {
         platform.ports.close(&sandbox.id, port);
     }
@@ -136,7 +136,7 @@ pub async fn tunnel(
         return Err(Error::invalid("a tunnel requires an upgrade of the connection", fix).into());
     }
     let place = platform.ports.place(&sandbox.project)?;
-    let inside = pass::dial(&platform, &sandbox.id, port).await?;
+    let inside = pass::dial(platform.node.call(&sandbox.id).await?, port).await?;
     platform.note(&caller, Act::Tunnel, |entry| entry.sandbox(&sandbox.id).detail(&port.to_string()));
     let (client, ends) = (hyper::upgrade::on(&mut request), Ends::of(&caller));
     tokio::spawn(async move {

@@ -27,7 +27,7 @@ use crate::body::Sent;
 use crate::caller::{Asked, At, Idempotency};
 use crate::fault::Answer;
 use crate::output::{lines, place, written};
-use crate::platform::Platform;
+use crate::platform::{NewSandbox, Platform};
 use crate::trace;
 
 /// Which page of which sandboxes.
@@ -87,7 +87,7 @@ pub async fn create(
     Sent(request): Sent<CreateSandbox>,
 ) -> Answer<(StatusCode, Json<Sandbox>)> {
     caller.pace(Rate::Create)?;
-    let (sandbox, new) = platform.create(&caller.account, request, key).await?;
+    let (sandbox, new) = platform.create(&caller.account, NewSandbox::once(request, key)).await?;
     trace::about(&sandbox.id);
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(sandbox)))
@@ -172,6 +172,58 @@ pub async fn stop(
     Ok(Json(sandbox))
 }
 
+/// Pause a sandbox
+///
+/// Suspends all processes of the sandbox and keeps their memory. While the sandbox is paused, its idle timeout, its time to live and the
+/// deadlines of its execs do not elapse, and it counts toward the quota like a running one. Any request that uses the sandbox resumes it.
+/// Pausing a paused sandbox returns it unchanged.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/pause",
+    operation_id = "pauseSandbox",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Sandbox), (status = "default", body = Error))
+)]
+pub async fn pause(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+) -> Answer<Json<Sandbox>> {
+    let sandbox = platform.running(&caller, &named).await?;
+    trace::about(&sandbox.id);
+    platform.note(&caller, Act::Pause, |entry| entry.sandbox(&sandbox.id));
+    platform.node.pause(&sandbox.id).await?;
+    Ok(Json(platform.saved(sandbox).await))
+}
+
+/// Resume a sandbox
+///
+/// Lets the processes of a paused sandbox run again. The idle timeout and the time to live restart with their full lengths. Resuming a
+/// running sandbox returns it unchanged.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{sandbox}/resume",
+    operation_id = "resumeSandbox",
+    tag = "sandboxes",
+    params(("sandbox" = String, Path, description = "Sandbox ID or name")),
+    security(("key" = [])),
+    responses((status = 200, body = Sandbox), (status = "default", body = Error))
+)]
+pub async fn resume(
+    caller: Caller<Write>,
+    State(platform): State<Arc<Platform>>,
+    At(named): At<String>,
+) -> Answer<Json<Sandbox>> {
+    let sandbox = platform.running(&caller, &named).await?;
+    trace::about(&sandbox.id);
+    if platform.node.resume(&sandbox.id, None).await? {
+        platform.note(&caller, Act::Resume, |entry| entry.sandbox(&sandbox.id));
+    }
+    Ok(Json(platform.saved(sandbox).await))
+}
+
 /// Set the idle timeout
 ///
 /// The new timeout counts from this request.
@@ -194,7 +246,7 @@ pub async fn lease(
     lease.check()?;
     let sandbox = platform.running(&caller, &named).await?;
     platform.note(&caller, Act::Lease, |entry| entry.sandbox(&sandbox.id));
-    let shown = platform.node.renew(&sandbox.id, Duration::from_millis(lease.idle_ms))?;
+    let shown = platform.node.renew(&sandbox.id, Duration::from_millis(lease.idle_ms)).await?;
     // The node keeps it; the store shows it later if it cannot take it now.
     let _ = platform.store.moved(&shown).await;
     Ok(Json(shown))
@@ -227,7 +279,7 @@ pub async fn policy(
     platform.node.vouch(&sandbox.project, &policy).await?;
     platform
         .note(&caller, Act::Policy, |entry| entry.sandbox(&sandbox.id).detail(&policy.words().join(", ")));
-    let shown = platform.node.set_policy(&sandbox.id, policy)?;
+    let shown = platform.node.set_policy(&sandbox.id, policy).await?;
     // The node keeps it; the store shows it later if it cannot take it now.
     let _ = platform.store.moved(&shown).await;
     Ok(Json(shown))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use api::files::{FileAsk, FilePath};
-use api::sandbox::{CreateSandbox, SESSION_LABEL, Sandbox};
+use api::sandbox::{CreateSandbox, OnTimeout, SESSION_LABEL, Sandbox};
 use api::session::Persistence;
 use api::{Error, ErrorCode, SandboxId};
 use node::{Call, folder};
@@ -12,7 +12,7 @@ use tracing::Instrument as _;
 use super::{Live, Record, check_open, dataset_key};
 use crate::account::{Account, Rate};
 use crate::fault::Answer;
-use crate::platform::Platform;
+use crate::platform::{NewSandbox, Platform};
 use crate::trace;
 
 /// Folders that are there from the start (requirement A5.03).
@@ -44,7 +44,7 @@ impl Live {
         // A server that was killed during an installation has left its policy there.
         let shown = platform.node.find(&used.id);
         if shown.is_some_and(|shown| shown.policy != record.session.policy) {
-            platform.node.set_policy(&used.id, record.session.policy.clone())?;
+            platform.node.set_policy(&used.id, record.session.policy.clone()).await?;
         }
         self.place_datasets(platform, &mut record, &used.call).await?;
         Ok(used)
@@ -57,12 +57,13 @@ impl Live {
         record: &mut Record,
     ) -> Answer<Used> {
         if let Some(id) = record.session.sandbox.clone() {
-            match platform.node.call(&id) {
+            match platform.node.call(&id).await {
                 // Of a run whose server was killed: no other may have it (requirement A10.04).
                 Ok(_) if record.session.persistence == Persistence::Run => {
                     self.release(platform, account, record).await;
                 }
                 Ok(call) => return Ok(Used { id, call, fresh: !record.prepared }),
+                Err(error) if !(error.is_missing() || error.is_ended()) => return Err(error.into()),
                 Err(_) => {
                     // Requirement A1.07.
                     tracing::warn!(
@@ -100,7 +101,7 @@ impl Live {
     /// Writes down that a sandbox is the session's, and makes what is there from the start.
     async fn begun(&self, platform: &Platform, record: &Record, id: SandboxId) -> Answer<Used> {
         self.save(platform, record).await?;
-        let call = platform.node.call(&id)?;
+        let call = platform.node.call(&id).await?;
         for folder in FOLDERS {
             let path = FilePath::new(folder)?;
             call.files().ask(&FileAsk::Make { path }).await?;
@@ -127,6 +128,7 @@ impl Live {
                 // It is in use until it is stopped: one that is idle has lost its server.
                 Persistence::Run => session.idle_ms.min(RUN_IDLE_MS),
             },
+            on_timeout: OnTimeout::Stop,
             labels: [(SESSION_LABEL.to_owned(), session.id.to_string())].into(),
             env: Default::default(),
             datasets: Default::default(),
@@ -134,7 +136,7 @@ impl Live {
         };
         let once = format!("session {} {}", session.id, record.spent);
         let making = async {
-            let (sandbox, _) = platform.create_own(account, request, Some(once)).await?;
+            let (sandbox, _) = platform.create_own(account, NewSandbox::once(request, Some(once))).await?;
             trace::about(&sandbox.id);
             Ok(sandbox)
         };

@@ -201,11 +201,11 @@ impl Runner {
         let closed = self.session.policy.clone();
         let mut opened = closed.clone();
         opened.presets.insert(Preset::PythonPackages);
-        self.platform.node.set_policy(&used.id, opened)?;
+        self.platform.node.set_policy(&used.id, opened).await?;
         let code = Code { source: "pass".into(), requirements, ..Code::default() };
         let spec = ExecSpec { code: Some(code), ..limited(self.seconds()) };
         let ran = self.exec(used, (&beside(&self.run.id, "install"), false), spec, self.seconds()).await;
-        if let Err(error) = self.platform.node.set_policy(&used.id, closed) {
+        if let Err(error) = self.platform.node.set_policy(&used.id, closed).await {
             // Nothing runs where the index stays open. Of a sandbox that has ended there is nothing to close.
             self.leave(turn, used).await;
             ran?;

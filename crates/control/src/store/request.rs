@@ -242,7 +242,7 @@ fn next(known: &Sandbox, news: &Sandbox) -> Option<Sandbox> {
 fn rank(state: SandboxState) -> u8 {
     match state {
         SandboxState::Starting => 0,
-        SandboxState::Running => 1,
+        SandboxState::Running | SandboxState::Paused => 1,
         SandboxState::Stopping => 2,
         SandboxState::Ended | SandboxState::Lost => 3,
     }

@@ -32,6 +32,7 @@
 //! | [`machine`] | L-05, L-06: no descriptors, two servers |
 //! | [`disk`] | a small file system that can be filled |
 //! | [`uncounted`] | H-30 to H-35, H-38: what is sent or kept without being counted |
+//! | [`paused`] | H-43: requests without a credential for a paused sandbox |
 //! | [`untaken`] | H-36, H-37, H-39: answers that nobody takes, questions that cost too much |
 //! | [`floods`] | H-41: all of it at once, on every path |
 //! | [`flow`] | what those stand on: connections that are held, memory, HTTP/2 by hand |
@@ -61,6 +62,7 @@ mod locks;
 mod machine;
 mod matrix;
 mod output;
+mod paused;
 mod ports;
 mod races;
 mod readiness;

@@ -5,6 +5,7 @@
 
 mod daytona;
 mod parity;
+mod pause;
 mod people;
 mod restart;
 mod words;

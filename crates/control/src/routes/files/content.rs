@@ -46,6 +46,10 @@ enum Span {
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
         (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
             "path" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
         ),
@@ -79,10 +83,10 @@ pub async fn read(
     headers: HeaderMap,
 ) -> Answer<Response> {
     let (path, digest) = (query.path("path")?, query.digest()?);
-    query.end()?;
+    let files = query.end()?;
     let (span, version) = (span(&headers), wanted_version(&headers)?);
     let place = place(&caller.share)?;
-    let call = super::called(&caller, &platform, &named).await?;
+    let call = super::called(&caller, &platform, (&named, files)).await?;
     let (from, to) = bounds(&call, &path, span).await?;
     let is_conditional = version.is_some();
     let opened = call.files().read(&FileAsk::Read { path: path.clone(), from, to, version, digest }).await;
@@ -128,6 +132,10 @@ pub async fn read(
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
         (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
             "path" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
         ),
@@ -158,13 +166,13 @@ pub async fn write(
 ) -> Answer<Json<HashedFile>> {
     let (path, offset, mode) = (query.path("path")?, query.number("offset")?, query.mode("mode")?);
     let digest = query.digest()?;
-    query.end()?;
+    let files = query.end()?;
     let sha256 = promised(request.headers())?;
     let coming = Coming::of(request)?;
     let detail = path.encode();
     let ask = FileAsk::Write { path, offset, mode, sha256, digest };
     let change = Change { act: Act::FileWrite, detail, ask };
-    super::hashed(change.take_in(&caller, platform, &named, coming).await?)
+    super::hashed(change.take_in(&caller, platform, (&named, files), coming).await?)
 }
 
 /// What a browser does with it: keep it, under its name.

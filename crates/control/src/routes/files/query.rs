@@ -18,6 +18,15 @@ const PARAMETERS_MAX: usize = 8;
 /// What stands behind the question mark, not decoded yet. Whoever has taken all it knows calls [`Query::end`].
 pub struct Query(Vec<(String, String)>);
 
+/// Whose rights decide about a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilesOf {
+    /// The sandbox's user.
+    User,
+    /// Root of the sandbox's own user namespace.
+    Root,
+}
+
 impl<S: Sync> FromRequestParts<S> for Query {
     type Rejection = Fault;
 
@@ -102,9 +111,14 @@ impl Query {
     }
 
     /// Refuses what was not taken.
-    pub fn end(self) -> Answer<()> {
+    pub fn end(mut self) -> Answer<FilesOf> {
+        let files = match self.take("uid").as_deref() {
+            None => FilesOf::User,
+            Some("0") => FilesOf::Root,
+            Some(_) => return Err(wrong("uid must be 0 or omitted").into()),
+        };
         match self.0.first() {
-            None => Ok(()),
+            None => Ok(files),
             Some((name, _)) => Err(wrong(&format!("the query has the unknown parameter {name:?}")).into()),
         }
     }

@@ -28,6 +28,10 @@ use crate::platform::Platform;
     params(
         ("sandbox" = String, Path, description = "Sandbox ID or name"),
         (
+            "uid" = Option<u32>, Query,
+            description = "`0` to use the rights of root of the sandbox, if its project allows root. Default: the sandbox's user"
+        ),
+        (
             "path" = String, Query,
             description = "Percent-encoded path, absolute or relative to `/workspace`"
         ),
@@ -46,9 +50,9 @@ pub async fn watch(
     mut query: Query,
 ) -> Answer<Response> {
     let ask = FileAsk::Watch { path: query.path("path")?, deep: query.flag("deep")? };
-    query.end()?;
+    let files = query.end()?;
     let place = place(&caller.share)?;
-    let call = super::called(&caller, &platform, &named).await?;
+    let call = super::called(&caller, &platform, (&named, files)).await?;
     let watching = call.files().watch(&ask).await?;
     Ok(lines(StatusCode::OK, told(Held::new(platform, call, place), watching)))
 }

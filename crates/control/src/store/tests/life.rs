@@ -2,16 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use api::account::Quota;
 use api::sandbox::{EndReason, Sandbox, SandboxState};
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
 
-use super::{Place, ended, in_state, named, sandbox};
+use super::{Error, Place, ask, ended, in_state, named, sandbox};
 
 fn news() -> impl Strategy<Value = (SandboxState, Option<EndReason>)> {
     prop_oneof![
         Just((SandboxState::Starting, None)),
         Just((SandboxState::Running, None)),
+        Just((SandboxState::Paused, None)),
         Just((SandboxState::Stopping, Some(EndReason::Idle))),
         prop::sample::select(vec![
             EndReason::Stopped,
@@ -26,7 +28,7 @@ fn news() -> impl Strategy<Value = (SandboxState, Option<EndReason>)> {
 fn rank(state: SandboxState) -> u8 {
     match state {
         SandboxState::Starting => 0,
-        SandboxState::Running => 1,
+        SandboxState::Running | SandboxState::Paused => 1,
         SandboxState::Stopping => 2,
         SandboxState::Ended | SandboxState::Lost => 3,
     }
@@ -56,6 +58,20 @@ fn a_sandbox_never_goes_backwards_and_nothing_comes_after_its_end() {
             place.store.moved(&ended(&shown, EndReason::Stopped)).await.unwrap();
         });
     });
+}
+
+/// A paused sandbox keeps its memory and its name, so it counts toward the quota.
+#[tokio::test]
+async fn a_paused_sandbox_is_live() {
+    let place = Place::new().await;
+    place.ask(&named("s1", "one")).await.unwrap();
+    assert!(place.store.moved(&in_state(&sandbox("s1"), SandboxState::Paused)).await.unwrap());
+    assert_eq!(place.store.live().await.unwrap().len(), 1);
+    let quota = Quota { sandboxes: 1, ..Quota::default() };
+    let refused = ask(&place.store, &sandbox("s2"), &quota, None).await;
+    assert!(matches!(refused, Err(Error::Quota { .. })));
+    let taken = ask(&place.store, &named("s3", "one"), &Quota::default(), None).await;
+    assert!(taken.is_err());
 }
 
 #[tokio::test]

@@ -2,8 +2,10 @@
 
 use api::account::{Quota, Role};
 use api::exec::{ExecSpec, Outcome};
+use api::files::FilePath;
 use api::sandbox::{CreateSandbox, Tier};
 use api::{ErrorCode, SandboxId};
+use bytes::Bytes;
 use client::Client;
 use e2e::lab::script;
 use e2e::service::{PLENTY, Service, served, small, tiers};
@@ -24,6 +26,45 @@ async fn said(client: &Client, id: &SandboxId, spec: &ExecSpec) -> String {
     text
 }
 
+fn path(text: &str) -> FilePath {
+    FilePath::new(text.as_bytes()).unwrap()
+}
+
+/// Files as root reach what commands as root reach, and nothing else: not process 1, not the host's kernel, not what is mounted.
+async fn files_as_root(client: &Client, id: &SandboxId) -> usize {
+    let files = client.files(id).as_root();
+    // Control: the sandbox's own files.
+    files.write(&path("/etc/own"), Bytes::from_static(b"x"), Some(0o600)).await.unwrap();
+    assert_eq!(files.stat(&path("/etc/own")).await.unwrap().uid, 0);
+    assert!(client.files(id).read(&path("/etc/own"), 1024).await.is_err(), "control: a file of root's");
+    let text = |name: &str| format!("echo through > {name}");
+    let forbidden = [
+        "/.bellglass/guest",
+        "/proc/1/mem",
+        "/proc/1/oom_score_adj",
+        "/proc/sysrq-trigger",
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/kernel/hostname",
+        "/sys/kernel/uevent_helper",
+        "/sys/fs/cgroup/cgroup.procs",
+        "/dev/mem",
+        "/dev/kmsg",
+    ];
+    for name in forbidden {
+        // What a command as root may not do either.
+        let shell = ExecSpec { uid: Some(0), ..script(&text(name)) };
+        let by_shell = client.exec(id, &shell).await.unwrap().collect().await.unwrap().end.outcome;
+        let written = files.write(&path(name), Bytes::from_static(b"through"), None).await;
+        // A device that does not exist can be made as a file, in the sandbox's own /dev or not at all.
+        let same = written.is_ok() == (by_shell == Outcome::Exited { code: 0 });
+        assert!(same, "{name}: {by_shell:?} by a command, {written:?} as a file");
+    }
+    for name in ["/proc/1/environ", "/proc/1/root/etc/passwd", "/proc/1/fd/0", "/proc/kcore"] {
+        assert!(files.read(&path(name), 1 << 20).await.is_err(), "{name} was read");
+    }
+    forbidden.len() + 4
+}
+
 ///
 #[test]
 fn root_of_a_workstation_is_root_of_nothing_else() {
@@ -41,12 +82,14 @@ fn root_of_a_workstation_is_root_of_nothing_else() {
                 // There root would reach process 1, so there is none.
                 let refused = trusted.exec(&id, &root("id")).await.err().unwrap();
                 assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest), "{refused}");
+                let refused = trusted.files(&id).as_root().stat(&path("/")).await.unwrap_err();
+                assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest), "{refused}");
                 trusted.stop(&id).await.unwrap();
                 continue;
             }
             let tried = said(&trusted, &id, &root(PAYLOAD)).await;
             assert!(!tried.contains("THROUGH") && tried.matches("held ").count() == 18, "{tried}");
-            held_all += 18;
+            held_all += 18 + files_as_root(&trusted, &id).await;
             // Control: what it is for works, and the user is who they were.
             let lawful = "echo x > /etc/lawful; chown 1000:1000 /etc/lawful; stat -c %u /etc/lawful; id -u";
             assert_eq!(said(&trusted, &id, &root(lawful)).await, "1000\n0\n");
@@ -61,6 +104,8 @@ fn root_of_a_workstation_is_root_of_nothing_else() {
                 let refused = client.exec(id, &root("id")).await.err().unwrap();
                 assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest), "{refused}");
                 assert!(refused.to_string().contains("uid 0"), "{refused}");
+                let refused = client.files(id).as_root().stat(&path("/")).await.unwrap_err();
+                assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest), "{refused}");
                 assert_eq!(said(client, id, &script("id -u")).await, "1000\n");
                 client.stop(id).await.unwrap();
             }

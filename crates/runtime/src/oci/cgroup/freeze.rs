@@ -26,6 +26,19 @@ impl Cgroups {
             what: "pausing a sandbox",
             why: "this machine has no cgroup freezer".into(),
         })?;
+        let frozen = self.stand_still(id, &freezer);
+        if frozen.is_err() {
+            freezer.set(false)?;
+        }
+        frozen
+    }
+
+    /// Whether this machine can pause sandboxes.
+    pub(crate) fn can_freeze(&self) -> bool {
+        self.controller("freezer").is_some() || self.hierarchies.iter().any(|one| one.unified)
+    }
+
+    fn stand_still(&self, id: &SandboxId, freezer: &Freezer) -> Result<(), Error> {
         freezer.set(true)?;
         let deadline = Instant::now() + STILL_WITHIN;
         loop {
@@ -41,7 +54,6 @@ impl Cgroups {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                freezer.set(false)?;
                 return Err(Error::Deadline {
                     what: "freezing the processes of a sandbox",
                     after: STILL_WITHIN,
