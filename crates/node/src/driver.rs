@@ -245,7 +245,7 @@ impl Driver {
             tokio::select! {
                 result = &mut start.task => break result,
                 Some(word) = self.inbox.recv() => {
-                    // Whoever asks for a pause or a resume of it is told by the dropped reply that it does not run.
+                    // A dropped reply tells a client that pauses or resumes the sandbox that it does not run.
                     if let DriverMessage::End(reason) = word {
                         return Event::Requested(reason);
                     }

@@ -33,7 +33,7 @@ const RESUMED_MIN_MS: u64 = 300_000;
 /// How often a sandbox that is paused during a connect is resumed.
 const CONNECT_TRIES: usize = 3;
 /// What to do instead of a pause that drops the memory.
-const NO_MEMORY: &str = "Omit `memory`. A paused sandbox always keeps its memory.";
+const NO_MEMORY: &str = "Omit the option. A paused sandbox always keeps its memory.";
 /// Between the two looks from which the use of processors is reckoned.
 const MEASURED_FOR: Duration = Duration::from_millis(100);
 

@@ -1,8 +1,8 @@
 //! Pauses and resumes a sandbox.
 //!
 //! ```text
-//! pause    the guest holds the deadlines of execs   processes are frozen    `paused` is journalled
-//! resume   processes run again                      `running` is journalled the guest counts deadlines again
+//! pause    the guest holds the deadlines of execs    processes are frozen       `paused` is journalled
+//! resume   processes run again                       `running` is journalled    the guest counts deadlines again
 //! ```
 //!
 //! A server that is killed in between finds the state that clients were last told. It freezes a paused sandbox again, and lets a running
@@ -210,6 +210,9 @@ impl Driver {
                 () = tokio::time::sleep(left.min(look)) => {
                     if !self.frozen {
                         self.frozen = self.restore(true).await;
+                        if self.frozen {
+                            sandbox.link().set_pause(Pause::Frozen);
+                        }
                     }
                 }
             }
@@ -273,7 +276,7 @@ impl Driver {
         }
     }
 
-    /// Has the processes of the sandbox frozen, or not, as its record says. Returns whether they are.
+    /// Freezes the processes of the sandbox, or lets them run, as its record says. Returns whether that succeeded.
     async fn restore(&self, paused: bool) -> bool {
         let restored = async {
             let runtime = self.shared.runtime_of(&self.entry)?;
