@@ -126,6 +126,6 @@ first-minute *args:
 v2 *args:
     @scripts/steps v2 'scripts/v2.sh {{args}}'
 
-# Build only the guest, for inspection; the guest inside `bellglass` is built by the build script of `node`
+# Build only the guest, for inspection; the guest inside `bellglass` is built by the build script of `host`
 guest:
     cargo build --profile guest -p guest --target {{arch()}}-unknown-linux-musl --locked

@@ -64,8 +64,8 @@ pub async fn run(place: &Place, connection: &Connection, arguments: Arguments) -
 
 /// Removes what killed commands left behind.
 pub async fn tidy(machine: &Machine) -> Result<(), Error> {
-    let removed = machine.tidy().await.map_err(|error| error.to_api())?;
-    node::template::tidy(machine.data()).map_err(|error| error.to_api())?;
+    let removed = node::remove_orphans(machine).await.map_err(|error| error.to_api())?;
+    node::remove_unused_layers(machine.data()).map_err(|error| error.to_api())?;
     if !removed.is_empty() {
         let names: Vec<_> = removed.iter().map(ToString::to_string).collect();
         show::note(&format!("removed sandboxes left behind by a killed command: {}", names.join(", ")));
@@ -271,7 +271,7 @@ async fn follow(
         signal(kind).map_err(|error| crate::platform(format!("cannot install a signal handler: {error}")))
     };
     let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
-    let feeder = sandbox.reader(exec.id().clone());
+    let feeder = sandbox.exec_reader(exec.id().clone());
     let feeding = async {
         if with_stdin {
             feed(&feeder).await;

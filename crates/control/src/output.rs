@@ -160,7 +160,7 @@ impl Drop for Reader {
     fn drop(&mut self) {
         self.output.platform.metrics.streams.dec();
         if self.output.cancels && !self.ended {
-            let exec = self.output.call.reader(self.output.exec.id().clone());
+            let exec = self.output.call.exec_reader(self.output.exec.id().clone());
             tokio::spawn(async move {
                 // One that has ended in the meantime is as it should be.
                 let _ = exec.cancel().await;

@@ -325,7 +325,7 @@ impl Platform {
     pub async fn running(&self, account: &Account, named: &str) -> Answer<Sandbox> {
         let sandbox = self.sandbox(account, named).await?;
         if sandbox.state.is_terminal() {
-            return Err(node::live::not_running(&sandbox).into());
+            return Err(node::not_running(&sandbox).into());
         }
         Ok(sandbox)
     }

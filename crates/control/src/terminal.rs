@@ -85,7 +85,7 @@ impl Session {
         let (signals, signals_to_do) = mpsc::channel(SIGNALS_WAITING);
         let (replies, replies_to_send) = mpsc::channel(REPLIES_WAITING);
         let (sizes, sizes_to_do) = watch::channel(None);
-        let mut reader = self.call.reader(self.info.id.clone());
+        let mut reader = self.call.exec_reader(self.info.id.clone());
         reader.seek(self.from, 0, 0);
         let id = &self.info.id;
         tokio::select! {
@@ -222,7 +222,7 @@ async fn feeder(
 ) {
     while let Some((offset, bytes)) = inputs.recv().await {
         let reply = loop {
-            match call.reader(id.clone()).write_stdin(offset, bytes.clone(), false, INPUT_WITHIN).await {
+            match call.exec_reader(id.clone()).write_stdin(offset, bytes.clone(), false, INPUT_WITHIN).await {
                 Ok(received) => break TerminalEvent::Received { received },
                 // What was taken of it is skipped the next time.
                 Err(node::Error::Deadline { .. }) => {}
@@ -250,11 +250,11 @@ async fn asker(
                 let size = *sizes.borrow_and_update();
                 match size {
                     // It had a terminal when it was opened; that it has none any more is told by its end.
-                    Some(size) => call.reader(id.clone()).resize(size).await.or_else(unless_ended),
+                    Some(size) => call.exec_reader(id.clone()).resize(size).await.or_else(unless_ended),
                     None => Ok(()),
                 }
             }
-            Some(signal) = signals.recv() => call.reader(id.clone()).signal(signal).await.map(drop),
+            Some(signal) = signals.recv() => call.exec_reader(id.clone()).signal(signal).await.map(drop),
             else => break,
         };
         if let Err(error) = done

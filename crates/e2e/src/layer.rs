@@ -140,7 +140,7 @@ fn build(data: &Path, name: &str) -> Template {
     let machine = Machine::open(data).expect("the directory of the test template");
     eprintln!("building the template `{name}` for the tests, unless it is there");
     apart(async || {
-        machine.tidy().await.unwrap();
+        node::remove_orphans(&machine).await.unwrap();
         let builder = Builder::new(&machine, machine.at_least(Tier::Container).unwrap());
         let order = Order::new(name, &recipe, &images);
         let built = builder.build(&order, &|_| {}).await;

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::Refusal;
-use crate::http::HEAD_BYTES_MAX;
+use crate::body::HEAD_BYTES_MAX;
 
 /// A host that was sent a request begins to answer within this: hosts that compute an answer take minutes.
 const ANSWER_WITHIN: Duration = Duration::from_secs(300);

@@ -35,8 +35,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{LazyConfigAcceptor, TlsConnector};
 
+use crate::body::Body;
 use crate::flow::Flow;
-use crate::http::{self, Body};
+use crate::http;
 use crate::party::Asked;
 use crate::scrub::{Scrubbed, Scrubber};
 use crate::secret::SecretValue;

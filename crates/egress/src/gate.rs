@@ -42,7 +42,7 @@ use hyper::{Method, Request, Response};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
-use crate::http::{Body, full};
+use crate::body::{Body, full};
 use crate::party::Party;
 use crate::{Refusal, RefusalKind};
 use store::Store;

@@ -8,9 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::host::Host;
-use bytes::Bytes;
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::ext::ReasonPhrase;
 use hyper::header::{
@@ -23,6 +21,7 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
+use crate::body::{Body, HEAD_BYTES_MAX, empty, full};
 use crate::decide::Ask;
 use crate::flow::Flow;
 use crate::party::Asked;
@@ -30,16 +29,12 @@ use crate::{Refusal, RefusalKind, Visit, answer, gate};
 
 /// The head of a request comes within this, and so does the next one on the same connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(60);
-/// The longest head, of a request and of an answer: far above what programs and hosts send.
-pub const HEAD_BYTES_MAX: usize = 64 << 10;
 /// The port of HTTP in the clear.
 const CLEAR_PORT: u16 = 80;
 /// What concerns one connection and not the next.
 const HOP: [HeaderName; 7] =
     [CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 const HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
-
-pub type Body = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Serves one connection to the proxy.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, visit: Visit) {
@@ -266,12 +261,4 @@ pub fn no_place() -> String {
         "HTTP/1.1 429 Too Many Requests: too many connections\r\ncontent-type: text/plain\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{why}",
         why.len()
     )
-}
-
-fn empty() -> Body {
-    full(Bytes::new())
-}
-
-pub fn full(bytes: impl Into<Bytes>) -> Body {
-    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }

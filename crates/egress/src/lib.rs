@@ -17,6 +17,7 @@
 //! | [`party`] | one sandbox: its policy, what it has used, and who is told |
 //! | `tally` | what was decided, as lines: equal ones are counted |
 //! | `place` | how many connections a sandbox and a project may have |
+//! | `body` | bodies of responses |
 //! | `begun` | the connection of a program inside |
 //! | `flow` | one connection to the outside: metered, and cut when its policy is changed |
 //! | `http` | the HTTP proxy: requests and `CONNECT` |
@@ -40,6 +41,7 @@ pub mod address;
 mod answer;
 pub mod authority;
 mod begun;
+mod body;
 mod bound;
 mod decide;
 mod flow;

@@ -21,12 +21,12 @@ use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
 
-use crate::error::Error;
-use crate::files::{Files, worked};
-use crate::ledger::Ledger;
-use crate::objects::{Incoming, Objects, Outgoing, Tally, is_full, key};
-use crate::sandbox::Sandbox;
-use crate::{clock, machine};
+use guest_client::files::{Files, worked};
+use guest_client::sandbox::Sandbox;
+use host::error::Error;
+use host::ledger::Ledger;
+use host::objects::{Incoming, Objects, Outgoing, Tally, is_full, key};
+use host::{clock, machine};
 
 const POINTER: &str = "dataset.json";
 

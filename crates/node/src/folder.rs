@@ -10,16 +10,14 @@ use api::files::{FileAnswer, FileAsk, FileInfo, FilePath, Hashing};
 use api::{ErrorCode, Layer, Ran, Retry, SessionId};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
+use guest_client::files::{Files, Piece};
+use host::error::Error;
+use host::ledger;
+use host::objects::{Incoming, Objects, Outgoing, key};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::artifacts::regular_files;
-use crate::entry::Call;
-use crate::error::Error;
-use crate::files::{Files, Piece};
-use crate::ledger;
-use crate::live::Node;
-use crate::objects::{Incoming, Objects, Outgoing, key};
+use crate::call::Call;
 
 /// What all files of one session may have together: a few sandboxes with the usual disk.
 const FOLDER_BYTES_MAX: u64 = 4 << 30;
@@ -60,29 +58,10 @@ pub struct Kept {
     mode: u32,
 }
 
-impl Node {
-    /// The folder of a session.
-    pub fn folder(&self, project: &str, session: &SessionId) -> Folder {
-        Folder {
-            objects: Arc::clone(&self.shared.folders),
-            project: project.to_owned(),
-            session: session.clone(),
-        }
-    }
-
-    /// The name of the backend that a sandbox runs on.
-    pub fn runtime_of(&self, id: &api::SandboxId) -> Option<String> {
-        self.known(id).ok().map(|entry| entry.record().runtime)
-    }
-}
-
-impl Call {
-    /// The regular files below a folder of the sandbox, in the order of their paths; and whether all were looked at.
-    ///
-    /// # Errors
-    /// The sandbox has ended, or does not answer.
-    pub async fn regular_files(&self, folder: &str) -> Result<(Vec<FileInfo>, bool), Error> {
-        regular_files(&self.files(), folder).await
+impl Folder {
+    /// The folder of a session, whether or not it holds anything.
+    pub(crate) fn new(objects: Arc<Objects>, project: &str, session: &SessionId) -> Self {
+        Self { objects, project: project.to_owned(), session: session.clone() }
     }
 }
 

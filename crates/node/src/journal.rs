@@ -25,11 +25,11 @@ use api::SandboxId;
 use api::policy::{Installed, Policy};
 use api::ports::PUBLIC_MAX;
 use api::sandbox::Sandbox;
+use host::clock;
+use host::error::Error;
 use serde::{Deserialize, Serialize};
+use template::{InUse, Posture};
 
-use crate::clock;
-use crate::error::Error;
-use crate::template::Posture;
 use crate::token::{self, Token};
 
 /// A record is longer than its text by at least this: a reason and an error's text fit in.
@@ -401,11 +401,16 @@ pub fn kept(data: &Path) -> Result<Vec<SandboxId>, Error> {
     Ok(named(&directory, RECORD)?.into_iter().chain(lost(&directory)?).collect())
 }
 
-/// The layers that these sandboxes are made of, or nothing where a record cannot be understood.
+/// The sandboxes that a server of this data directory keeps, and their layers.
 ///
 /// # Errors
 /// The directory cannot be read.
-pub fn layers_in_use(data: &Path) -> Result<Option<Vec<String>>, Error> {
+pub fn in_use(data: &Path) -> Result<InUse, Error> {
+    Ok(InUse { sandboxes: kept(data)?, layers: layers_in_use(data)? })
+}
+
+/// The layers that these sandboxes are made of, or nothing where a record cannot be understood.
+fn layers_in_use(data: &Path) -> Result<Option<Vec<String>>, Error> {
     #[derive(Deserialize)]
     struct Layers {
         layers: Vec<String>,

@@ -4,35 +4,34 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::trace::STEP;
+use guest_client::sandbox::Sandbox;
+use host::error::Error;
 use runtime::{Profile, Runtime, Spec, Tier};
 use tracing::{Instrument as _, info_span};
 
-use crate::entry::Entry;
-use crate::error::Error;
-use crate::live::Shared;
-use crate::sandbox::Sandbox;
-use crate::template;
+use crate::handle::Handle;
+use crate::shared::Shared;
 
 impl Shared {
     /// What the runtime is to make, and which one.
-    pub fn order(&self, entry: &Entry) -> Result<(Spec, Arc<dyn Runtime>), Error> {
-        let record = entry.record();
+    pub fn order(&self, handle: &Handle) -> Result<(Spec, Arc<dyn Runtime>), Error> {
+        let record = handle.record();
         let (layers, image) = template::root(&self.data, &record.layers);
         let (limits, guest) = (record.sandbox.limits, self.guest.clone());
         let spec = Spec { layers, image, limits, profile: record.profile(), guest };
-        Ok((spec, self.runtime_of(entry)?))
+        Ok((spec, self.runtime_of(handle)?))
     }
 
     /// Starts a sandbox with the backend that was chosen for it; if that is not there, with the next that can hold the same (requirement A9.02). What
     /// has been started stays where it is.
-    pub async fn start(&self, entry: &Entry) -> Result<Sandbox, Error> {
+    pub async fn start(&self, handle: &Handle) -> Result<Sandbox, Error> {
         let mut tried = Vec::new();
         loop {
-            let (spec, runtime) = self.order(entry)?;
+            let (spec, runtime) = self.order(handle)?;
             let name = runtime.name().to_owned();
-            let error = match Sandbox::start(Arc::clone(&runtime), entry.id().clone(), &spec).await {
+            let error = match Sandbox::start(Arc::clone(&runtime), handle.id().clone(), &spec).await {
                 Ok(sandbox) => {
-                    entry.now_made();
+                    handle.now_made();
                     return Ok(sandbox);
                 }
                 Err(error) => error,
@@ -45,12 +44,12 @@ impl Shared {
             let Some(next) = next else { return Err(error) };
             // What the first may have made of it is removed, or nothing else is tried.
             let step = info_span!(target: STEP, "undo", what = name.as_str());
-            runtime.stop(entry.id(), Duration::ZERO).instrument(step).await?;
+            runtime.stop(handle.id(), Duration::ZERO).instrument(step).await?;
             tracing::warn!(
-                sandbox = %entry.id(), backend = name, next = next.name(), error = error.to_api().message,
+                sandbox = %handle.id(), backend = name, next = next.name(), error = error.to_api().message,
                 "backend cannot create the sandbox; trying the next backend"
             );
-            self.update(entry, |record| {
+            self.update(handle, |record| {
                 next.name().clone_into(&mut record.runtime);
                 Ok(())
             })?;
@@ -58,8 +57,8 @@ impl Shared {
     }
 
     /// The runtime that a sandbox is made with.
-    pub fn runtime_of(&self, entry: &Entry) -> Result<Arc<dyn Runtime>, Error> {
-        let name = entry.record().runtime;
+    pub fn runtime_of(&self, handle: &Handle) -> Result<Arc<dyn Runtime>, Error> {
+        let name = handle.record().runtime;
         let mut all = self.choice.runtimes.iter().chain(&self.choice.kept);
         let known = all.find(|one| one.name() == name);
         known.cloned().ok_or_else(|| {

@@ -1,24 +1,19 @@
 //! What an order for a sandbox comes to on this machine: its template, its limits, what isolates it, and whether one is ready for it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use api::SandboxId;
 use api::limits::Limits;
 use api::policy::Policy;
-use api::sandbox::{CreateSandbox, OnTimeout, Sandbox as Shown};
-use runtime::Runtime;
-use tokio::time::Instant;
+use api::sandbox::{CreateSandbox, Tier};
+use host::error::Error;
+use runtime::{Pausing, Runtime};
+use template::Template;
 
-use crate::admission;
-use crate::clock;
-use crate::driver::pausing;
-use crate::error::Error;
-use crate::journal::{AutoResume, Ports, Record};
-use crate::live::Node;
-use crate::pool::{self, Claim, Kind};
+use crate::journal::{AutoResume, Record};
 use crate::ready::Readiness;
-use crate::template::{self, Posture, Template};
+
+/// How long one is kept ready; its guest ends itself then, too. Until somebody claims it, it has no other time to live.
+pub(crate) const READY_MS: u64 = 3_600_000;
 
 /// Who asks for a sandbox, and for what.
 #[derive(Clone, Debug)]
@@ -37,115 +32,22 @@ pub struct Order {
 
 /// What an order comes to on this machine.
 pub struct Plan {
-    runtime: Arc<dyn Runtime>,
-    template: Template,
-    limits: Limits,
-    rooted: bool,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) template: Template,
+    pub(crate) limits: Limits,
+    pub(crate) rooted: bool,
 }
 
-impl Node {
-    /// Has sandboxes of these templates ready from now on, before anybody asks for one.
-    pub fn keep_ready(&self, templates: &[String]) {
-        for template in templates {
-            let request = CreateSandbox { template: template.clone(), ..CreateSandbox::default() };
-            let order = Order {
-                project: String::new(),
-                request,
-                may_open: false,
-                may_root: false,
-                auto_resume: AutoResume::default(),
-            };
-            match self.plan(&order).map(|plan| plan.kind(&order)) {
-                Ok(Some(kind)) => self.shared.pool.keep(kind),
-                Ok(None) => tracing::warn!(
-                    template,
-                    "backend does not support pre-warming; no sandbox of this template is pre-warmed"
-                ),
-                Err(error) => {
-                    tracing::warn!(
-                        template,
-                        error = crate::error::chain(&error),
-                        "cannot pre-warm sandboxes of this template"
-                    );
-                }
-            }
-        }
-    }
-
-    /// What an order comes to here.
-    ///
-    /// # Errors
-    /// The request is wrong, or the template or the tier is not there.
-    pub fn plan(&self, order: &Order) -> Result<Plan, Error> {
-        let request = &order.request;
-        request.check().map_err(Error::Request)?;
-        let runtime = self.shared.at_least(request.tier)?;
-        if request.on_timeout == OnTimeout::Pause {
-            pausing(&*runtime)?;
-        }
-        let template = template::Store::new(&self.shared.data).load(&request.template)?;
-        // Who asks for more than can be held is refused by the start; who does not say gets what can be.
-        let wanted = request.limits.over(template.limits.over(Limits::default()));
-        let limits = request.limits.over(runtime.within(wanted));
-        limits.check().map_err(Error::Request)?;
-        // In a kernel in user space root would reach process 1.
-        let guarded = runtime.tier() == runtime::Tier::Container;
-        let rooted = order.may_root && template.posture == Posture::Workstation && guarded;
-        Ok(Plan { runtime, template, limits, rooted })
-    }
-
-    /// Whether a sandbox that is not ready may be made for an order that was asked for then: whose turn does not come soon had better ask again.
-    ///
-    /// # Errors
-    /// `capacity`.
-    pub fn may_wait(&self, order: &Order, asked: Instant) -> Result<(), Error> {
-        self.shared.turns.may_wait(&order.project, asked).map_err(|waiting| {
-            let why = format!("{waiting} sandboxes are queued");
-            Error::Runtime(runtime::Error::Capacity { what: "another sandbox to start", why })
-        })
-    }
-
-    /// A sandbox that is ready for an order, if there is one. Until it is used or given back, nobody else can have it.
-    pub fn claim(&self, order: &Order, plan: Plan) -> Option<Claim> {
-        let (shared, kind) = (&self.shared, plan.kind(order)?);
-        if shared.bounds.pool_ready == 0 || shared.draining.load(Ordering::Acquire) {
-            return None;
-        }
-        // Its disk is there; what it will use of its memory is not.
-        let room = shared.room(&shared.entries());
-        let disk = Limits { disk_bytes: 0, ..plan.limits };
-        admission::admit(&shared.bounds, &room, (&disk, plan.runtime.tier())).ok()?;
-        self.take_ready(kind, plan)
-    }
-
-    /// What is written down of a sandbox when it is asked for.
-    pub(crate) fn record(
-        &self,
-        id: &SandboxId,
-        order: &Order,
-        plan: &Plan,
-        policy: Policy,
-    ) -> Result<Record, Error> {
-        let Template { layers, env, cwd, imports, limits, posture, .. } = plan.template.clone();
-        let asked = Shown::asked(id.clone(), &order.project, &order.request, &limits, clock::wall_ms());
-        let env = env.into_iter().chain(order.request.env.clone()).collect();
-        Ok(Record {
-            first_policy: policy.clone(),
-            sandbox: Shown { policy, limits: plan.limits, ..asked },
-            runtime: plan.runtime.name().to_owned(),
-            layers,
-            env,
-            cwd,
-            imports,
-            posture,
-            rooted: plan.rooted,
-            pooled: false,
-            auto_resume: order.auto_resume,
-            boot: self.shared.boot.clone(),
-            expires_boot_ms: clock::boot_ms() + plan.limits.ttl_ms,
-            ports: Ports::fresh()?,
-        })
-    }
+/// What ready sandboxes are ready for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Kind {
+    pub runtime: String,
+    pub tier: Tier,
+    pub template: String,
+    /// With the time to live of one that nobody has claimed.
+    pub limits: Limits,
+    /// Whether root may run commands in it.
+    pub rooted: bool,
 }
 
 impl Plan {
@@ -172,7 +74,7 @@ impl Plan {
             runtime: self.runtime.name().to_owned(),
             tier: order.request.tier,
             template: order.request.template.clone(),
-            limits: Limits { ttl_ms: pool::READY_MS, ..self.limits },
+            limits: Limits { ttl_ms: READY_MS, ..self.limits },
             rooted: self.rooted,
         })
     }
@@ -199,4 +101,12 @@ pub fn not_open(project: &str) -> api::Error {
             "Allow only the hosts that are needed, or ask an administrator to permit open policies: `bellglass project set {project} --open true`."
         ),
     }
+}
+
+/// How a backend pauses sandboxes.
+pub(crate) fn pausing(runtime: &dyn runtime::Runtime) -> Result<&dyn Pausing, Error> {
+    runtime.pausing().ok_or_else(|| {
+        let why = format!("{} cannot pause sandboxes", runtime.name());
+        Error::Runtime(runtime::Error::Unsupported { what: "pausing a sandbox", why })
+    })
 }

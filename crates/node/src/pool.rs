@@ -11,130 +11,94 @@
 //! `starting` is removed by the next one. It is claimed once, by one project, and never comes back.
 
 mod claim;
-mod deal;
+pub(crate) mod deal;
 mod demand;
 mod forget;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use api::exec::LostCause;
-use api::limits::Limits;
-use api::policy::Policy;
-use api::sandbox::{CreateSandbox, SandboxState, Start, Tier};
+use api::sandbox::Start;
 use api::server::PoolStatus;
-use api::trace::STEP;
+use host::admission::Bounds;
+use host::error::Error;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::Instant;
-use tracing::field::Empty;
-use tracing::{Instrument as _, Span, info_span};
+use tracing::Span;
 
-use crate::admission::{self, Bounds};
-use crate::driver::Wanted;
-use crate::entry::Entry;
-use crate::error::Error;
+use crate::handle::Handle;
 use crate::journal::Record;
-use crate::live::{Node, Shared};
-use crate::machine;
-use crate::plan::Order;
-use crate::sandbox::Sandbox;
-use crate::template;
+use crate::plan::Kind;
+use crate::ready::Preparation;
 pub use claim::Claim;
-use deal::{Want, deal};
 use demand::Demand;
 use forget::{KINDS_MAX, Known, forgotten};
 
-/// How long one is kept ready; its guest ends itself then, too. Until somebody claims it, it has no other time to live.
-pub(crate) const READY_MS: u64 = 3_600_000;
-/// It is taken off its shelf this long before, so that nobody claims one that is about to end.
-const RETIRE_BEFORE: Duration = Duration::from_secs(60);
 /// Made at once: as many as a small machine has cores. Whoever waits for a sandbox comes first.
 const MAKING_AT_ONCE: usize = 2;
 /// Of one kind, whatever was asked for.
 const OF_A_KIND_MAX: u32 = 256;
-/// Nothing is made while claims come one after the other, for a moment: they are what somebody waits for.
-const QUIET: Duration = Duration::from_millis(20);
-/// But no longer than this.
-const QUIET_MAX: Duration = Duration::from_millis(200);
 /// After one could not be made, the next is tried after this.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
-/// Sizes are looked at this often, whatever happens.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A guest that is asked whether it lives answers in less than a millisecond.
-const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 /// What one is thought to take until one was weighed.
-const UNKNOWN_BYTES: u64 = 64 << 20;
+pub(crate) const UNKNOWN_BYTES: u64 = 64 << 20;
 /// And no less than this, whatever the scale says.
 const LEAST_BYTES: u64 = 1 << 20;
-/// Their disks may have this part of what is free.
-const DISK_PART: u64 = 4;
-
-/// What ready sandboxes are ready for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Kind {
-    pub runtime: String,
-    pub tier: Tier,
-    pub template: String,
-    /// With the time to live of one that nobody has claimed.
-    pub limits: Limits,
-    /// Whether root may run commands in it.
-    pub rooted: bool,
-}
 
 /// All shelves.
 pub(crate) struct Pool {
-    ready_least: u32,
-    memory_bytes: u64,
-    shelves: Mutex<Shelves>,
-    turns: Arc<Semaphore>,
-    changed: Arc<Notify>,
-    began: Instant,
+    pub ready_least: u32,
+    pub memory_bytes: u64,
+    pub shelves: Mutex<Shelves>,
+    pub turns: Arc<Semaphore>,
+    pub changed: Arc<Notify>,
+    pub began: Instant,
 }
 
 #[derive(Default)]
-struct Shelves {
-    of: HashMap<Kind, Shelf>,
-    last_claim: Option<Instant>,
+pub(crate) struct Shelves {
+    pub of: HashMap<Kind, Shelf>,
+    pub last_claim: Option<Instant>,
     /// Since when making waits for a quiet moment.
-    waiting: Option<Instant>,
+    pub waiting: Option<Instant>,
     /// Nothing is made ahead any more.
-    closed: bool,
+    pub closed: bool,
 }
 
 /// The sandboxes of one kind.
-struct Shelf {
-    ready: VecDeque<Ready>,
-    making: u32,
-    demand: Demand,
+pub(crate) struct Shelf {
+    pub ready: VecDeque<Ready>,
+    pub making: u32,
+    pub demand: Demand,
     /// The project that asked for it first.
-    project: String,
+    pub project: String,
     /// Its template is one that the operator wants ready in any case.
-    always: bool,
+    pub always: bool,
     /// What the last one that was made takes.
-    each_bytes: u64,
-    not_before: Option<Instant>,
-    warm: u64,
-    cold: u64,
+    pub each_bytes: u64,
+    pub not_before: Option<Instant>,
+    pub warm: u64,
+    pub cold: u64,
 }
 
 /// One that is ready.
-struct Ready {
-    entry: Arc<Entry>,
+pub(crate) struct Ready {
+    pub handle: Arc<Handle>,
     /// Told who is about to claim it. The last word counts.
-    near: watch::Sender<Option<Near>>,
-    claims: oneshot::Sender<Claimed>,
+    pub near: watch::Sender<Option<Near>>,
+    pub claims: oneshot::Sender<Claimed>,
     /// When its guest ends itself.
-    until: Instant,
+    pub until: Instant,
 }
 
 /// Who is about to claim a ready sandbox.
 #[derive(Clone)]
-struct Near {
+pub(crate) struct Near {
     /// How long it will live.
-    ttl: Duration,
+    pub ttl: Duration,
     /// Whose time it takes.
-    request: Span,
+    pub request: Span,
 }
 
 /// What a start that was held gets to go on.
@@ -142,16 +106,16 @@ pub(crate) struct Claimed {
     /// What is written down of it from now on.
     pub record: Record,
     /// What it is to have before it runs.
-    pub wanted: Wanted,
+    pub preparation: Preparation,
     /// Told as soon as it is alive and somebody's.
     pub taken: oneshot::Sender<()>,
 }
 
 /// One is being made, until this is dropped.
 pub(crate) struct Making {
-    shared: Arc<Shared>,
-    kind: Kind,
-    _turn: OwnedSemaphorePermit,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) kind: Kind,
+    pub(crate) _turn: OwnedSemaphorePermit,
 }
 
 impl Pool {
@@ -166,12 +130,12 @@ impl Pool {
         }
     }
 
-    fn shelves(&self) -> MutexGuard<'_, Shelves> {
+    pub(crate) fn shelves(&self) -> MutexGuard<'_, Shelves> {
         self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now_ms(&self) -> u64 {
-        crate::clock::millis(self.began.elapsed())
+    pub(crate) fn now_ms(&self) -> u64 {
+        host::clock::millis(self.began.elapsed())
     }
 
     /// Has a kind ready from now on, whether or not anybody asks for it.
@@ -214,7 +178,7 @@ impl Pool {
     }
 
     /// Puts one onto its shelf, unless nothing is wanted any more.
-    fn put(&self, kind: &Kind, each_bytes: u64, ready: Ready) {
+    pub(crate) fn put(&self, kind: &Kind, each_bytes: u64, ready: Ready) {
         let mut shelves = self.shelves();
         let closed = shelves.closed;
         if let Some(shelf) = shelves.of.get_mut(kind).filter(|_| !closed) {
@@ -229,11 +193,11 @@ impl Pool {
     }
 
     /// Takes everything off the shelves; says what has to go.
-    fn clear(&self) -> Vec<Arc<Entry>> {
+    pub(crate) fn clear(&self) -> Vec<Arc<Handle>> {
         let mut shelves = self.shelves();
         let all = shelves.of.values_mut().flat_map(|shelf| shelf.ready.drain(..));
         // Whoever holds a start hears that its order never comes.
-        all.map(|ready| ready.entry).collect()
+        all.map(|ready| ready.handle).collect()
     }
 
     /// A ready one of this kind that is made of the same: a template may have been made anew under its name.
@@ -244,7 +208,7 @@ impl Pool {
         let mut shelves = self.shelves();
         shelves.last_claim = Some(Instant::now());
         let shelf = shelves.of.get_mut(kind)?;
-        shelf.ready.retain(|ready| !ready.claims.is_closed() && same(&ready.entry.record()));
+        shelf.ready.retain(|ready| !ready.claims.is_closed() && same(&ready.handle.record()));
         shelf.ready.pop_front()
     }
 
@@ -316,7 +280,7 @@ impl Shelves {
 }
 
 impl Shelf {
-    fn wanted(&mut self, now_ms: u64, least: u32) -> u32 {
+    pub(crate) fn wanted(&mut self, now_ms: u64, least: u32) -> u32 {
         let wanted = self.demand.wanted(now_ms, least);
         if self.always { wanted.max(least).max(1) } else { wanted }.min(OF_A_KIND_MAX)
     }
@@ -328,10 +292,10 @@ impl Making {
         let template = &self.kind.template;
         tracing::warn!(
             template,
-            error = crate::error::chain(error),
+            error = host::error::chain(error),
             "cannot pre-warm a sandbox of this template"
         );
-        if let Some(shelf) = self.shared.pool.shelves().of.get_mut(&self.kind) {
+        if let Some(shelf) = self.pool.shelves().of.get_mut(&self.kind) {
             shelf.not_before = Some(Instant::now() + AGAIN_AFTER);
         }
     }
@@ -339,212 +303,9 @@ impl Making {
 
 impl Drop for Making {
     fn drop(&mut self) {
-        if let Some(shelf) = self.shared.pool.shelves().of.get_mut(&self.kind) {
+        if let Some(shelf) = self.pool.shelves().of.get_mut(&self.kind) {
             shelf.making = shelf.making.saturating_sub(1);
         }
-        self.shared.pool.changed.notify_one();
-    }
-}
-
-impl Node {
-    /// Removes all ready sandboxes, and waits until they are gone: somebody needs their room.
-    pub(crate) async fn make_room(&self) -> bool {
-        let all = self.shared.pool.clear();
-        for entry in &all {
-            entry.until(SandboxState::is_terminal).await;
-        }
-        !all.is_empty()
-    }
-
-    /// Ends making sandboxes ahead, and removes what is nobody's: the server ends. What is left, the next one removes.
-    pub async fn close_pool(&self) {
-        self.shared.pool.shelves().closed = true;
-        drop(self.shared.pool.clear());
-        // One that is still being made finds no shelf, and is removed then.
-        loop {
-            let is_left = |entry: &&Arc<Entry>| entry.record().pooled && !entry.shown().state.is_terminal();
-            let left = self.shared.entries().values().find(is_left).map(Arc::clone);
-            let Some(entry) = left else { return };
-            // Or it is somebody's: a claim may have been on its way.
-            entry.until(|state| state.is_terminal() || state == SandboxState::Running).await;
-        }
-    }
-
-    /// Makes what is wanted and removes what is not, for as long as there is this node.
-    pub(crate) async fn tend_pool(shared: Weak<Shared>, changed: Arc<Notify>) {
-        loop {
-            let Some(node) = shared.upgrade().map(|shared| Self { shared }) else { return };
-            let pause = node.tend();
-            drop(node);
-            if let Some(pause) = pause {
-                tokio::time::sleep(pause).await;
-            } else {
-                let _ = tokio::time::timeout(LOOK_EVERY, changed.notified()).await;
-            }
-        }
-    }
-
-    /// Looks once at all shelves. Says how long to wait where it is not a good moment.
-    fn tend(&self) -> Option<Duration> {
-        let shared = &self.shared;
-        let (now, now_ms) = (Instant::now(), shared.pool.now_ms());
-        let room = shared.pool_room();
-        let mut shelves = shared.pool.shelves();
-        let Shelves { of, last_claim, waiting, closed } = &mut *shelves;
-        if *closed {
-            return None;
-        }
-        let mut kinds: Vec<_> = of.iter_mut().collect();
-        let wants: Vec<_> = kinds
-            .iter_mut()
-            .map(|(kind, shelf)| Want {
-                count: shelf.wanted(now_ms, shared.pool.ready_least),
-                memory_bytes: shelf.each_bytes,
-                disk_bytes: kind.limits.disk_bytes,
-            })
-            .collect();
-        let dealt = deal(room.memory_bytes.min(shared.pool.memory_bytes), room.disk_bytes, &wants);
-        let (mut missing, mut unwanted) = (Vec::new(), Vec::new());
-        for ((kind, shelf), wanted) in kinds.into_iter().zip(dealt) {
-            shelf.ready.retain(|ready| !ready.claims.is_closed());
-            let ready = u32::try_from(shelf.ready.len()).unwrap_or(u32::MAX);
-            unwanted.extend((wanted..ready).filter_map(|_| shelf.ready.pop_back()));
-            let able = shelf.not_before.is_none_or(|at| at <= now);
-            if able && ready + shelf.making < wanted {
-                missing.push(kind.clone());
-            }
-        }
-        of.retain(|_, shelf| shelf.always || shelf.making > 0 || !shelf.demand.is_over(now_ms));
-        if missing.is_empty() || room.is_busy {
-            *waiting = None;
-            return None;
-        }
-        let since = *waiting.get_or_insert(now);
-        let quiet = last_claim.is_none_or(|at| at + QUIET <= now);
-        if !quiet && since + QUIET_MAX > now {
-            return Some(QUIET);
-        }
-        for kind in missing {
-            let Ok(turn) = Arc::clone(&shared.pool.turns).try_acquire_owned() else { break };
-            if let Some(shelf) = of.get_mut(&kind) {
-                shelf.making += 1;
-            }
-            *waiting = None;
-            let making = Making { shared: Arc::clone(shared), kind, _turn: turn };
-            tokio::spawn(self.clone().make_ahead(making));
-        }
-        drop(shelves);
-        drop(unwanted);
-        None
-    }
-
-    /// Begins to make one.
-    async fn make_ahead(self, making: Making) {
-        let Kind { tier, template, limits, rooted, .. } = making.kind.clone();
-        let request = CreateSandbox { template, tier, limits: limits.into(), ..CreateSandbox::default() };
-        let order = Order {
-            project: String::new(),
-            request,
-            may_open: false,
-            may_root: rooted,
-            auto_resume: crate::AutoResume::default(),
-        };
-        // Until the record is written, the template's layers are kept by this lock, and then by the record.
-        let using = match template::using(&self.shared.data).await {
-            Ok(using) => using,
-            Err(error) => return making.failed(&error),
-        };
-        let planned = self.plan(&order).and_then(|plan| {
-            let record = self.record(&machine::fresh_id()?, &order, &plan, Policy::default())?;
-            Ok(Record { pooled: true, ..record })
-        });
-        match planned {
-            Ok(record) => self.admit_ahead(record, making),
-            Err(error) => making.failed(&error),
-        }
-        drop(using);
-    }
-}
-
-/// What may be used for sandboxes that nobody has asked for yet, those that are there included.
-struct PoolRoom {
-    memory_bytes: u64,
-    disk_bytes: u64,
-    /// Somebody waits for a sandbox of their own.
-    is_busy: bool,
-}
-
-impl Shared {
-    fn pool_room(&self) -> PoolRoom {
-        let (mut disks, mut memory) = (0, 0);
-        for (kind, shelf) in &self.pool.shelves().of {
-            let count = shelf.ready.len() as u64 + u64::from(shelf.making);
-            disks += count * kind.limits.disk_bytes;
-            memory += count * shelf.each_bytes;
-        }
-        let free = admission::disk_free_bytes(&self.data).saturating_sub(self.bounds.disk_reserve_bytes);
-        let spare = admission::memory_free_bytes().saturating_sub(self.bounds.memory_reserve_bytes);
-        PoolRoom {
-            memory_bytes: spare + memory,
-            disk_bytes: (free + disks) / DISK_PART,
-            is_busy: self.turns.are_scarce(),
-        }
-    }
-
-    /// Makes a sandbox, and has it ready on its shelf until somebody claims it; then it is that one's. The end of a wait for nobody is
-    /// an error, like the end of any start that came to nothing.
-    pub(crate) async fn hold_ready(
-        &self,
-        entry: &Arc<Entry>,
-        making: Making,
-        mut unwanted: watch::Receiver<bool>,
-    ) -> Result<(Sandbox, Wanted), Error> {
-        let begun = Instant::now();
-        let started = async {
-            let sandbox = self.start(entry).await?;
-            self.warm(entry, &sandbox).await.map(|()| sandbox)
-        };
-        // How it was made is shown to whoever has it.
-        let whole = info_span!(target: STEP, "made ahead", sandbox = entry.id().as_str(), exec = Empty);
-        let sandbox = started.instrument(whole).await.inspect_err(|error| making.failed(error))?;
-        let each_bytes = sandbox.usage().await.map_or(UNKNOWN_BYTES, |usage| usage.sandbox_memory_bytes);
-        let (near, mut nearing) = watch::channel(None::<Near>);
-        let (claims, mut claimed) = oneshot::channel();
-        let until = begun + Duration::from_millis(READY_MS);
-        self.pool.put(&making.kind, each_bytes, Ready { entry: Arc::clone(entry), near, claims, until });
-        drop(making);
-        let nobody = || Error::Lost(LostCause::Stopped);
-        let until = until - RETIRE_BEFORE;
-        let claimed = loop {
-            tokio::select! {
-                biased;
-                // While the claim is written down, both at once: that it is alive, and how long it may live from now on. One that
-                // comes back to its shelf gets its time back.
-                Ok(()) = nearing.changed() => {
-                    let Some(near) = nearing.borrow_and_update().clone() else { continue };
-                    let claim = near.request.in_scope(|| info_span!(target: STEP, "claim"));
-                    sandbox.live_for(near.ttl, ALIVE_WITHIN).instrument(claim).await?;
-                }
-                claimed = &mut claimed => break claimed.map_err(|_| nobody())?,
-                cause = sandbox.ended() => return Err(Error::Lost(cause)),
-                Ok(()) = async { unwanted.wait_for(|unwanted| *unwanted).await.map(drop) } => return Err(nobody()),
-                () = tokio::time::sleep_until(until) => return Err(nobody()),
-            }
-        };
-        entry.replace(claimed.record);
-        entry.active(Instant::now());
-        let _ = claimed.taken.send(());
-        Ok((sandbox, claimed.wanted))
-    }
-
-    /// Has the interpreter of a template that names imports do them.
-    async fn warm(&self, entry: &Entry, sandbox: &Sandbox) -> Result<(), Error> {
-        let record = entry.record();
-        if !record.imports.is_empty() {
-            sandbox.prepare(&record.imports, &record.env, record.sandbox.limits.cpu_millis).await?;
-            sandbox.interpreter().await?;
-            entry.now_prepared();
-        }
-        Ok(())
+        self.pool.changed.notify_one();
     }
 }

@@ -6,11 +6,13 @@ use std::time::Duration;
 use api::exec::{ExecSpec, Outcome};
 use api::policy::Policy;
 use api::{ErrorCode, ExecId, Layer, Ran, Retry};
+use guest_client::sandbox::Sandbox;
+use host::error::Error;
+use template::{Template, apply};
 use tokio::time::Instant;
+use tracing::Span;
 
-use crate::error::Error;
-use crate::sandbox::Sandbox;
-use crate::template::{Template, apply};
+use crate::datasets::Placed;
 
 /// A server inside has so long to be ready.
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -26,6 +28,16 @@ pub struct Readiness {
     ready: Option<Vec<String>>,
     env: BTreeMap<String, String>,
     cwd: Option<String>,
+}
+
+/// What a sandbox is to have before it runs.
+pub(crate) struct Preparation {
+    /// Files that are in it.
+    pub datasets: Vec<Placed>,
+    /// What has to be so for it to count as started.
+    pub readiness: Readiness,
+    /// The request that waits for it.
+    pub request: Span,
 }
 
 impl Readiness {
@@ -53,7 +65,7 @@ impl Readiness {
         };
         let started = started();
         if let Some(start) = &self.start {
-            sandbox.launch(&started, &spec(start, None)).await?;
+            sandbox.start_exec(&started, &spec(start, None)).await?;
         }
         let Some(ready) = &self.ready else { return Ok(()) };
         let until = Instant::now() + READY_WITHIN;
@@ -65,8 +77,8 @@ impl Readiness {
             }
             let begun = sandbox.execs().await?.into_iter().find(|exec| exec.id == started);
             if let Some(outcome) = begun.and_then(|exec| exec.outcome) {
-                let why = format!("the template's `start` command {}", crate::exec::ended(&outcome));
-                let said = sandbox.reader(started).collect().await?.stderr;
+                let why = format!("the template's `start` command {}", guest_client::exec::ended(&outcome));
+                let said = sandbox.exec_reader(started).collect().await?.stderr;
                 return Err(not_ready(why, &[said, tried.stderr].concat()));
             }
             if Instant::now() >= until {

@@ -5,23 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::exec::ExecSpec;
-use api::host::Host;
 use api::policy::Policy;
 use api::secret::{TRUST_FILE, TRUST_VARIABLES};
 use api::{ErrorCode, Layer, Ran, Retry, SandboxId};
 use async_trait::async_trait;
-use bytes::Bytes;
 pub use egress::authority::{Authority, Error as AuthorityError};
 pub use egress::secret::{Keyring, SecretValue, Vault, placeholder};
-use hyper::Method;
 use tokio::sync::watch;
-
-use crate::entry::Entry;
-use crate::error::Error;
-use crate::exec::ANSWER_WITHIN;
-use crate::link::Ask;
-use crate::live::Node;
-use crate::sandbox::Sandbox;
 
 /// From the moment that sandboxes of a server before this one are taken over to the moment that the store is open: the longest that
 /// a server waits for its store.
@@ -34,6 +24,11 @@ pub(crate) struct LateVault {
 }
 
 impl LateVault {
+    /// The vault is there from now on.
+    pub fn set(&self, vault: Arc<dyn Vault>) {
+        self.vault.send_replace(Some(vault));
+    }
+
     async fn there(&self) -> Result<Arc<dyn Vault>, api::Error> {
         let mut seen = self.vault.subscribe();
         let there = tokio::time::timeout(THERE_WITHIN, seen.wait_for(Option::is_some)).await;
@@ -56,60 +51,6 @@ impl Vault for LateVault {
 
     async fn authority(&self, project: &str) -> Result<Arc<Authority>, api::Error> {
         self.there().await?.authority(project).await
-    }
-}
-
-impl Node {
-    /// Says who keeps the secrets of projects.
-    pub fn keep_secrets_in(&self, vault: Arc<dyn Vault>) {
-        self.shared.vault.vault.send_replace(Some(vault));
-    }
-
-    /// Refuses a policy whose secrets could not be used: one that is not set, or whose host no rule allows.
-    ///
-    /// # Errors
-    /// The first of them, by name; or whoever keeps them does not answer.
-    pub async fn vouch(&self, project: &str, policy: &Policy) -> Result<(), Error> {
-        for binding in &policy.secrets {
-            let host = Host::parse(&binding.host).map_err(Error::Request)?;
-            if egress::decide(policy, &host, binding.port, &egress::Ask::Tunnel).is_err() {
-                return Err(Error::Request(api::Error::invalid(
-                    format!(
-                        "secret {} is bound to {}, which the policy does not allow",
-                        binding.name,
-                        host.authority(binding.port)
-                    ),
-                    format!(
-                        "Also allow the host: --allow {}.",
-                        host.authority(binding.port).trim_end_matches(":443")
-                    ),
-                )));
-            }
-            let value = self.shared.vault.secret(project, &binding.name).await.map_err(Error::Request)?;
-            if value.is_none() {
-                return Err(Error::Request(api::Error::invalid(
-                    format!("project {project} has no secret {}", binding.name),
-                    format!("Set the secret first: bellglass secret set {}.", binding.name),
-                )));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Entry {
-    /// Sees to it that programs inside can trust the authority of their project.
-    pub(crate) async fn trust(&self, sandbox: &Sandbox) -> Result<(), Error> {
-        let authority = self.vault().authority(&self.shown().project).await.map_err(Error::Request)?;
-        let certificate = authority.certificate();
-        if self.trusts(certificate) {
-            return Ok(());
-        }
-        let body = Bytes::copy_from_slice(certificate.as_bytes());
-        let ask = Ask { method: Method::PUT, path: "/authority".into(), body };
-        sandbox.link().call::<()>(&ask, ANSWER_WITHIN).await?;
-        self.now_trusts(certificate);
-        Ok(())
     }
 }
 

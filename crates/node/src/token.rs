@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::error::Error;
+use host::error::Error;
 
 /// Opens all ports of a sandbox, and nothing else. It stands in addresses and cookies that are passed on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl<K> Token<K> {
     /// # Errors
     /// The kernel has no random bytes.
     pub fn fresh() -> Result<Self, Error> {
-        let digits = crate::machine::random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        let digits = host::machine::random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Self { digits, kind: PhantomData })
     }
 

@@ -10,16 +10,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use api::exec::ExecSpec;
-use api::trace::STEP;
-use api::{ErrorCode, ExecId};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tracing::{Instrument as _, info_span};
-
-use crate::entry::Call;
-use crate::error::Error;
-use crate::live::Node;
 
 /// Of sandboxes, two for each core: one computes while the other waits for a disk or a device. More would not be faster, only later
 /// all together.
@@ -41,7 +33,7 @@ pub(crate) const LAUNCHES: Kind = Kind {
     unknown: Duration::from_millis(5),
 };
 /// How long a launch waits for its turn at most, whatever was thought when it began to.
-const LAUNCH_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const LAUNCH_WITHIN: Duration = Duration::from_secs(10);
 /// Nobody waits behind more than these, whatever they are.
 const WAITING_MAX: usize = 1024;
 /// The newest start counts for one part in so many.
@@ -104,6 +96,11 @@ impl Turns {
         let (projects, since, credit, each) = (VecDeque::new(), Instant::now(), kind.burst, kind.unknown);
         let queue = Queue { running: 0, waiting: 0, projects, since, credit, each };
         Self { kind, most, queue: Mutex::new(queue) }
+    }
+
+    /// A turn, if nobody has to wait for one.
+    pub fn try_turn(self: &Arc<Self>) -> Option<Turn> {
+        self.free(&mut self.queue())
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -223,40 +220,16 @@ impl Drop for Turn {
     }
 }
 
-impl Node {
-    /// Waits for a turn to launch a command. Code has none: its launch may wait for an interpreter, and others would wait for that.
-    ///
-    /// # Errors
-    /// `capacity`, unless it was launched before.
-    pub(crate) async fn turn_to_launch(
-        &self,
-        call: &Call,
-        id: &ExecId,
-        spec: &ExecSpec,
-    ) -> Result<Option<Turn>, Error> {
-        let launches = &self.shared.launches;
-        if spec.code.is_some() {
-            return Ok(None);
-        }
-        if let Some(turn) = launches.free(&mut launches.queue()) {
-            return Ok(Some(turn));
-        }
-        let project = call.entry().shown().project;
-        if let Err(waiting) = launches.may_wait(&project, Instant::now()) {
-            // Of one that ran, nobody may be told that it did not. That nothing of it was taken changes nothing, and the guest says
-            // whether there is such a one without telling all there are.
-            match call.reader(id.clone()).take(0, 0).await {
-                Ok(()) => return Ok(None),
-                Err(error) if error.to_api().code == ErrorCode::NotFound => {}
-                Err(error) => return Err(error),
-            }
-            let why = format!("{waiting} commands are queued");
-            return Err(runtime::Error::Capacity { what: "another command to start", why }.into());
-        }
-        let turn = launches.turn(&project).instrument(info_span!(target: STEP, "turn"));
-        let turn = tokio::time::timeout(LAUNCH_WITHIN, turn).await;
-        turn.map(Some)
-            .map_err(|_| Error::Deadline { what: "waiting to start the command", after: LAUNCH_WITHIN })
+#[cfg(test)]
+impl Turns {
+    /// Takes all turns, and makes the queue one that has stood for too long. Until what it returns is dropped.
+    pub fn overload(self: &Arc<Self>) -> Vec<Turn> {
+        let held: Vec<_> = std::iter::from_fn(|| self.try_turn()).collect();
+        assert_eq!(held.len(), self.most);
+        let mut queue = self.queue();
+        queue.push("p", oneshot::channel().0, Duration::ZERO);
+        (queue.credit, queue.each) = (Duration::ZERO, Duration::from_secs(1));
+        held
     }
 }
 
@@ -369,57 +342,5 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(1), next).await.unwrap().unwrap();
         assert_eq!(turns.queue().running, 0);
         assert!(!turns.are_scarce());
-    }
-
-    #[tokio::test]
-    async fn a_command_is_refused_while_a_queue_stands_and_one_that_ran_never_is() {
-        let data = tempfile::tempdir().unwrap();
-        std::fs::set_permissions(data.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711)).unwrap();
-        let machine = crate::Machine::open(data.path()).unwrap();
-        let template = crate::template::Template {
-            layers: vec!["a".repeat(64)],
-            ..crate::template::Template::of("base")
-        };
-        std::fs::create_dir_all(template.layer_directories(data.path()).first().unwrap()).unwrap();
-        crate::template::Store::new(data.path()).save(&template).unwrap();
-        let bounds = crate::admission::Bounds { disk_reserve_bytes: 0, pool_ready: 0, ..Default::default() };
-        let gate = crate::egress::Gate::new(
-            &crate::egress::packages(data.path()),
-            crate::egress::Upstreams::default(),
-            0,
-        );
-        let sim: Arc<dyn runtime::Runtime> = Arc::new(runtime::sim::Sim::new());
-        let node = Node::open(&machine, vec![sim], bounds, gate).await.unwrap();
-        let limits = api::limits::Limits {
-            disk_bytes: api::limits::Limits::MIN.disk_bytes,
-            ..api::limits::Limits::default()
-        };
-        let request = api::sandbox::CreateSandbox { limits: limits.into(), ..Default::default() };
-        let order = crate::Order {
-            project: "p".into(),
-            request,
-            may_open: false,
-            may_root: false,
-            auto_resume: crate::AutoResume::default(),
-        };
-        let id = "a".parse().unwrap();
-        node.create(&id, &order, None).await.unwrap();
-        let call = node.call(&id).await.unwrap();
-        let spec = ExecSpec { argv: vec!["echo".into(), "hello".into()], ..ExecSpec::default() };
-        let (ran, fresh): (ExecId, ExecId) = ("e1".parse().unwrap(), "e2".parse().unwrap());
-        node.exec(&call, &ran, spec.clone()).await.unwrap();
-        let launches = &node.shared.launches;
-        let held: Vec<_> = std::iter::from_fn(|| launches.free(&mut launches.queue())).collect();
-        assert_eq!(held.len(), launches.most);
-        {
-            let mut queue = launches.queue();
-            queue.push("p", oneshot::channel().0, Duration::ZERO);
-            (queue.credit, queue.each) = (Duration::ZERO, Duration::from_secs(1));
-        }
-        let refused = node.exec(&call, &fresh, spec.clone()).await.unwrap_err().to_api();
-        assert_eq!((refused.code, refused.ran), (ErrorCode::Capacity, api::Ran::No), "{}", refused.message);
-        assert_eq!(node.exec(&call, &ran, spec.clone()).await.unwrap().id, ran);
-        drop(held);
-        assert_eq!(node.exec(&call, &fresh, spec).await.unwrap().id, fresh);
     }
 }

@@ -110,8 +110,8 @@ async fn a_sandbox_is_made_used_stopped_and_forgotten() {
     let shown = node.create(&id("a"), &order(), None).await.unwrap();
     assert_eq!((shown.state, shown.project.as_str()), (SandboxState::Running, "p"));
     let call = node.call(&id("a")).await.unwrap();
-    call.exec(&exec_id(), exec(&["echo", "hello"])).await.unwrap();
-    let done = call.reader(exec_id()).collect().await.unwrap();
+    call.start_exec(&exec_id(), exec(&["echo", "hello"])).await.unwrap();
+    let done = call.exec_reader(exec_id()).collect().await.unwrap();
     assert_eq!((done.stdout, done.end.outcome), (b"hello\n".to_vec(), Outcome::Exited { code: 0 }));
     drop(call);
     let shown = node.stop(&id("a"), EndReason::Stopped).await.unwrap();
@@ -137,11 +137,11 @@ async fn code_that_cannot_be_run_is_refused_with_its_reason() {
     let call = node.call(&id("a")).await.unwrap();
     let code = |code| ExecSpec { code: Some(code), ..ExecSpec::default() };
     let plain = Code { source: "1".into(), ..Code::default() };
-    let refused = call.exec(&exec_id(), code(plain.clone())).await.unwrap_err().to_api();
+    let refused = call.start_exec(&exec_id(), code(plain.clone())).await.unwrap_err().to_api();
     assert_eq!((refused.code, refused.ran), (ErrorCode::Unsupported, api::Ran::No));
     // What the policy does not let in is refused before anybody inside is asked.
     let wants = Code { requirements: vec!["numpy".into()], ..plain };
-    let refused = call.exec(&exec_id(), code(wants)).await.unwrap_err().to_api();
+    let refused = call.start_exec(&exec_id(), code(wants)).await.unwrap_err().to_api();
     assert_eq!((refused.code, refused.layer), (ErrorCode::Forbidden, api::Layer::Policy));
     assert_eq!(call.contexts().await.unwrap_err().to_api().code, ErrorCode::Unsupported);
     let context = call.context(&"c1".parse().unwrap(), ContextSpec::default()).await;
@@ -260,7 +260,7 @@ async fn idle_is_no_call_and_no_running_exec() {
     }
     let mut events = node.events();
     let held = node.call(&id("held")).await.unwrap();
-    node.call(&id("busy")).await.unwrap().exec(&exec_id(), exec(&["sleep", "2.5"])).await.unwrap();
+    node.call(&id("busy")).await.unwrap().start_exec(&exec_id(), exec(&["sleep", "2.5"])).await.unwrap();
     let began = std::time::Instant::now();
     // Looking is not a call.
     let watching = tokio::spawn({
@@ -298,7 +298,7 @@ async fn a_life_ends_on_time_whatever_runs() {
     let order = Order { request: CreateSandbox { limits: limits.into(), ..request() }, ..order() };
     node.create(&id("a"), &order, None).await.unwrap();
     let call = node.call(&id("a")).await.unwrap();
-    call.exec(&exec_id(), exec(&["sleep", "60"])).await.unwrap();
+    call.start_exec(&exec_id(), exec(&["sleep", "60"])).await.unwrap();
     assert_eq!(ended(&node, &id("a")).await, (SandboxState::Ended, Some(EndReason::Expired)));
 }
 
@@ -310,7 +310,7 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
     for name in ["kept", "dies", "halfway"] {
         node.create(&id(name), &order(), None).await.unwrap();
     }
-    node.call(&id("kept")).await.unwrap().exec(&exec_id(), exec(&["sleep", "1"])).await.unwrap();
+    node.call(&id("kept")).await.unwrap().start_exec(&exec_id(), exec(&["sleep", "1"])).await.unwrap();
     // One is being started and one being stopped when the server dies.
     place.sim.faults(|faults| {
         faults.start_delay = Duration::from_secs(60);
@@ -339,7 +339,7 @@ async fn a_server_that_was_killed_is_succeeded_by_one_that_has_everything() {
     place.sim = place.sim.restart();
     let node = place.node().await;
     assert_eq!(node.find(&id("kept")).unwrap().state, SandboxState::Running);
-    let done = node.call(&id("kept")).await.unwrap().reader(exec_id()).collect();
+    let done = node.call(&id("kept")).await.unwrap().exec_reader(exec_id()).collect();
     let done = tokio::time::timeout(WITHIN, done).await.unwrap().unwrap();
     assert_eq!(done.end.outcome, Outcome::Exited { code: 0 });
     assert_eq!(ended(&node, &id("dies")).await, (SandboxState::Lost, Some(EndReason::Died)));
@@ -448,7 +448,7 @@ async fn a_guest_that_is_slow_to_dial_again_keeps_its_sandbox_and_holds_up_no_st
     assert_eq!(node.stop(&id("stopped"), EndReason::Stopped).await.unwrap().reason, Some(EndReason::Stopped));
     assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
     place.sim.faults(|faults| faults.silent_guest = false);
-    node.call(&id("slow")).await.unwrap().exec(&exec_id(), exec(&["true"])).await.unwrap();
+    node.call(&id("slow")).await.unwrap().start_exec(&exec_id(), exec(&["true"])).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -475,9 +475,9 @@ async fn a_deadline_that_the_guest_kept_costs_no_sandbox() {
     node.create(&id("a"), &order(), None).await.unwrap();
     let call = node.call(&id("a")).await.unwrap();
     let spec = ExecSpec { deadline_ms: Some(100), grace_ms: Some(0), ..exec(&["sleep", "60"]) };
-    call.exec(&exec_id(), spec).await.unwrap();
+    call.start_exec(&exec_id(), spec).await.unwrap();
     // The guest keeps the deadline itself, so the sandbox is looked at and goes on.
-    let done = call.reader(exec_id()).collect().await.unwrap();
+    let done = call.exec_reader(exec_id()).collect().await.unwrap();
     assert_eq!(done.end.outcome, Outcome::Timeout);
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert_eq!(node.find(&id("a")).unwrap().state, SandboxState::Running);
@@ -492,9 +492,10 @@ async fn a_deadline_that_the_guest_could_not_keep_is_a_timeout_and_ends_the_sand
     let call = node.call(&id("a")).await.unwrap();
     let spec = ExecSpec { deadline_ms: Some(100), grace_ms: Some(0), ..exec(&["stuck"]) };
     let other: ExecId = "other".parse().unwrap();
-    call.exec(&other, exec(&["sleep", "60"])).await.unwrap();
-    call.exec(&exec_id(), spec).await.unwrap();
-    let (late, beside) = tokio::join!(call.reader(exec_id()).collect(), call.reader(other).collect());
+    call.start_exec(&other, exec(&["sleep", "60"])).await.unwrap();
+    call.start_exec(&exec_id(), spec).await.unwrap();
+    let (late, beside) =
+        tokio::join!(call.exec_reader(exec_id()).collect(), call.exec_reader(other).collect());
     assert_eq!(late.unwrap().end.outcome, Outcome::Timeout);
     assert_eq!(beside.unwrap().end.outcome, Outcome::SandboxLost { cause: LostCause::Stopped });
     assert_eq!(node.find(&id("a")).unwrap().reason, Some(EndReason::Overdue));

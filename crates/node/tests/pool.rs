@@ -114,8 +114,8 @@ async fn says_hello(node: &Node, id: &SandboxId) {
     let call = node.call(id).await.unwrap();
     let exec = "e1".parse().unwrap();
     let argv = vec!["echo".into(), "hello".into()];
-    call.exec(&exec, ExecSpec { argv, ..ExecSpec::default() }).await.unwrap();
-    let done = call.reader(exec).collect().await.unwrap();
+    call.start_exec(&exec, ExecSpec { argv, ..ExecSpec::default() }).await.unwrap();
+    let done = call.exec_reader(exec).collect().await.unwrap();
     assert_eq!((done.stdout, done.end.outcome), (b"hello\n".to_vec(), Outcome::Exited { code: 0 }));
 }
 

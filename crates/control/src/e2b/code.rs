@@ -100,7 +100,7 @@ pub async fn execute(Coder(inside): Coder, Asked(ask): Asked<Execute>) -> Result
     let id = ExecId::from_random(node::machine::random()?);
     crate::trace::about_exec(sandbox, &id);
     platform.note(caller, Act::Exec, |entry| entry.sandbox(sandbox).exec(&id).command(&spec));
-    let (_, exec) = platform.node.follow(call, &id, spec).await?;
+    let (_, exec) = platform.node.start_exec_and_read(call, &id, spec).await?;
     let (carried, held) = (Carried::default(), None);
     let run =
         Run { inside, exec, context, is_python, carried, held, failed: false, over: None, _place: place };
@@ -354,7 +354,7 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if self.over.is_none() {
-            let exec = self.inside.call.reader(self.exec.id().clone());
+            let exec = self.inside.call.exec_reader(self.exec.id().clone());
             tokio::spawn(async move {
                 // One that has ended in the meantime is as it should be.
                 let _ = exec.cancel().await;

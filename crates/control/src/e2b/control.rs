@@ -338,7 +338,7 @@ async fn live_at_least(platform: &Platform, caller: &Grant, sandbox: &Sandbox, t
 async fn alive(platform: &Platform, caller: &Grant, named: &str) -> Told<Sandbox> {
     let sandbox = platform.running(caller, named).await?;
     if sandbox.state == SandboxState::Stopping {
-        return Err(node::live::not_running(&sandbox).into());
+        return Err(node::not_running(&sandbox).into());
     }
     Ok(sandbox)
 }

@@ -165,7 +165,7 @@ async fn feed(inside: &Inside, which: &Selector, input: Input, closes: bool) -> 
         }
     };
     let length = bytes.len() as u64;
-    inside.call.reader(id).write_stdin(at, bytes.into(), closes, INPUT_WITHIN).await?;
+    inside.call.exec_reader(id).write_stdin(at, bytes.into(), closes, INPUT_WITHIN).await?;
     *sent = Some(at + length);
     Ok(())
 }

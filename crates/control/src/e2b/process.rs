@@ -97,7 +97,7 @@ pub async fn start(
     crate::trace::about_exec(sandbox, &id);
     platform.note(caller, Act::Exec, |entry| entry.sandbox(sandbox).exec(&id).command(&spec));
     spec.argv = argv(&ask.process.cmd, &ask.process.args);
-    let (_, exec) = platform.node.follow(call, &id, spec).await?;
+    let (_, exec) = platform.node.start_exec_and_read(call, &id, spec).await?;
     drop(launch);
     let process = Process::new(ask.process, ask.tag, terminal.is_some());
     // Before anything is read, so that nothing is missed.
@@ -121,7 +121,7 @@ pub async fn connect(inside: Inside, headers: HeaderMap, Asked(ask): Asked<Selec
         None => {
             let process = Process::new(Config::default(), None, terminal);
             let told = process.listen().ok_or_else(|| missing(&ask.process))?;
-            let exec = call.reader(exec_id(pid)?);
+            let exec = call.exec_reader(exec_id(pid)?);
             tokio::spawn(async move { process.pump(exec).await });
             told
         }
@@ -163,7 +163,7 @@ pub async fn send_signal(inside: Inside, Asked(ask): Asked<Selected>) -> Called<
     let Found::Running(_) = found else { return Err(missing(which)) };
     let id = exec_id(pid)?;
     inside.platform.note(&inside.caller, Act::ExecSignal, |entry| entry.sandbox(&inside.sandbox).exec(&id));
-    match inside.call.reader(id).signal(signal).await? {
+    match inside.call.exec_reader(id).signal(signal).await? {
         0 => Err(missing(which)),
         _ => Ok(Json(json!({}))),
     }
@@ -173,7 +173,7 @@ pub async fn send_signal(inside: Inside, Asked(ask): Asked<Selected>) -> Called<
 pub async fn update(inside: Inside, Asked(ask): Asked<Selected>) -> Called<Json<Value>> {
     let (pid, _) = inside.platform.e2b.processes.find(&inside.sandbox, &inside.call, &ask.process).await?;
     if let Some(pty) = ask.pty {
-        inside.call.reader(exec_id(pid)?).resize(pty.size()).await?;
+        inside.call.exec_reader(exec_id(pid)?).resize(pty.size()).await?;
     }
     Ok(Json(json!({})))
 }

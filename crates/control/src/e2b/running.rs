@@ -231,7 +231,7 @@ impl Processes {
             return Ok((pid, Found::Ended(info)));
         }
         let process = Process::of(&info);
-        Ok((pid, Found::Running(self.follow(key, process, call.reader(id)))))
+        Ok((pid, Found::Running(self.follow(key, process, call.exec_reader(id)))))
     }
 
     /// What is known of a process that runs.

@@ -141,9 +141,11 @@ pub async fn start(
     crate::trace::about_exec(&sandbox.id, &id);
     platform.note(&caller, Act::Exec, |entry| entry.sandbox(&sandbox.id).exec(&id).command(&spec));
     Ok(match place {
-        None => (StatusCode::CREATED, Json(platform.node.exec(&call, &id, spec).await?)).into_response(),
+        None => {
+            (StatusCode::CREATED, Json(platform.node.start_exec(&call, &id, spec).await?)).into_response()
+        }
         Some(place) => {
-            let (info, exec) = platform.node.follow(&call, &id, spec).await?;
+            let (info, exec) = platform.node.start_exec_and_read(&call, &id, spec).await?;
             drop(launch);
             let (started, cancels) = (Some(info), manner.cancels);
             let from = [0; 3];
@@ -220,7 +222,7 @@ pub async fn cancel(
     let call = call(&caller, &platform, &named).await?;
     let id = exec_id(&exec)?;
     platform.note(&caller, Act::ExecCancel, |entry| entry.exec(&id));
-    call.reader(id).cancel().await?;
+    call.exec_reader(id).cancel().await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -265,7 +267,7 @@ pub async fn output(
         )
         .into());
     }
-    let mut reader = call.reader(info.id);
+    let mut reader = call.exec_reader(info.id);
     reader.seek(stdout, stderr, results);
     let until = (!follow).then_some(written);
     Ok(Output { platform, call, exec: reader, place, from, started: None, until, cancels: false })
@@ -294,7 +296,7 @@ pub async fn read(
     Asked(taken): Asked<Taken>,
 ) -> Answer<StatusCode> {
     let call = call(&caller, &platform, &named).await?;
-    call.reader(exec_id(&exec)?).take(taken.stdout, taken.stderr).await?;
+    call.exec_reader(exec_id(&exec)?).take(taken.stdout, taken.stderr).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -325,7 +327,7 @@ pub async fn stdin(
     let id = exec_id(&exec)?;
     let bytes = body::bytes(request, STDIN_BYTES_MAX).await?;
     let call = call(&caller, &platform, &named).await?;
-    let received = call.reader(id).write_stdin(piece.offset, bytes, piece.last, STDIN_WITHIN).await?;
+    let received = call.exec_reader(id).write_stdin(piece.offset, bytes, piece.last, STDIN_WITHIN).await?;
     Ok(Json(Received { received }))
 }
 
@@ -354,7 +356,7 @@ pub async fn signal(
     let id = exec_id(&exec)?;
     let call = call(&caller, &platform, &named).await?;
     platform.note(&caller, Act::ExecSignal, |entry| entry.exec(&id));
-    Ok(Json(Signaled { processes: call.reader(id).signal(request.signal).await? }))
+    Ok(Json(Signaled { processes: call.exec_reader(id).signal(request.signal).await? }))
 }
 
 /// A call to a sandbox of this project that runs.

@@ -142,6 +142,6 @@ pub async fn resize(
 ) -> Answer<StatusCode> {
     size.check()?;
     let id = exec_id(&exec)?;
-    call(&caller, &platform, &named).await?.reader(id).resize(size).await?;
+    call(&caller, &platform, &named).await?.exec_reader(id).resize(size).await?;
     Ok(StatusCode::NO_CONTENT)
 }

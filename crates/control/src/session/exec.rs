@@ -89,7 +89,7 @@ impl Order<'_> {
         spec: ExecSpec,
         cancelled: &mut watch::Receiver<bool>,
     ) -> Result<Done, node::Error> {
-        let mut exec = match self.call.follow(id, spec).await {
+        let mut exec = match self.call.start_exec_and_read(id, spec).await {
             Ok((_, exec)) => exec,
             Err(error) => return self.not_started(error),
         };
@@ -103,7 +103,7 @@ impl Order<'_> {
                 () = asked_to_end(cancelled), if !asked => {
                     asked = true;
                     // One that has ended in the meantime is as it should be.
-                    let _ = self.call.reader(id.clone()).cancel().await;
+                    let _ = self.call.exec_reader(id.clone()).cancel().await;
                     continue;
                 }
             };

@@ -380,7 +380,7 @@ impl Runner {
             if info.outcome.is_some() || own.contains(&info.id) || info.deadline_ms.is_none() {
                 continue;
             }
-            let mut exec = used.call.reader(info.id);
+            let mut exec = used.call.exec_reader(info.id);
             loop {
                 tokio::select! {
                     event = exec.next() => {

@@ -93,7 +93,7 @@ impl Live {
             self.spend(record);
             self.save(platform, record).await?;
             if tries.next().is_none() {
-                return Err(node::live::not_running(&sandbox).into());
+                return Err(node::not_running(&sandbox).into());
             }
         }
     }

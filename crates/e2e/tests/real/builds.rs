@@ -107,7 +107,7 @@ fn packages_come_through_the_gate_and_only_what_changed_is_built_again() {
         let (_, made) = build(lab, "tools", &recipe("\"idna\""), home.path()).await.unwrap();
         assert!(made[0].starts_with("copy") && !made.iter().any(|what| what.starts_with("apt")), "{made:?}");
         // What other recipes need later is not swept away with what no template names.
-        node::template::tidy(lab.data()).unwrap();
+        node::remove_unused_layers(lab.data()).unwrap();
         let (_, made) = build(lab, "tools", &recipe("\"idna\""), home.path()).await.unwrap();
         assert_eq!(made, free);
     });

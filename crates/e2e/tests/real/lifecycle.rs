@@ -131,7 +131,7 @@ fn a_new_process_takes_over_and_loses_nothing() {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let second = lab.again();
         let sandbox = Sandbox::attach(second, id, Limits::default().memory_bytes);
-        let done = sandbox.reader(exec_id).collect().await.unwrap();
+        let done = sandbox.exec_reader(exec_id).collect().await.unwrap();
         assert_eq!(
             (text(&done).as_str(), done.end.outcome),
             ("1\n2\n3\n4\n5\n6\n7\n8\n", Outcome::Exited { code: 3 })
@@ -258,7 +258,7 @@ fn a_start_killed_at_any_step_is_removed_by_the_next_command() {
                 .unwrap();
             assert_eq!(std::os::unix::process::ExitStatusExt::signal(&crashed), Some(9), "{step}: {crashed}");
             reap_adopted();
-            let removed = lab.machine.tidy().await.unwrap();
+            let removed = node::remove_orphans(&lab.machine).await.unwrap();
             assert!(removed.iter().any(|removed| removed.as_str() == id), "{step}: {removed:?}");
             lab.traces().assert_nothing_left();
             assert_eq!(std::fs::read_dir(lab.data().join("sandboxes")).unwrap().count(), 0, "{step}");

@@ -94,7 +94,7 @@ fn ten_gigabytes_are_kept_as_head_and_tail_with_flat_memory() {
 
 /// Reads everything that is kept of an ended exec.
 async fn replay(sandbox: &Sandbox, id: api::ExecId) -> Vec<Event> {
-    let mut reader = sandbox.reader(id);
+    let mut reader = sandbox.exec_reader(id);
     let mut events = Vec::new();
     while let Some(event) = reader.next().await.unwrap() {
         if let Event::Data { offset, bytes, .. } = &event {
@@ -269,7 +269,7 @@ fn a_reader_comes_back_at_an_offset() {
         let id = exec.id().clone();
         drop(exec);
         for _ in 0..2 {
-            let mut reader = sandbox.reader(id.clone());
+            let mut reader = sandbox.exec_reader(id.clone());
             reader.seek(2, 0, 0);
             let done = reader.collect().await.unwrap();
             assert_eq!((text(&done).as_str(), done.stderr.as_slice()), ("e\ntwo\n", &b"three\n"[..]));
@@ -284,7 +284,7 @@ fn a_silent_exec_is_heard_of_every_few_seconds() {
         let sandbox = lab.sandbox().await;
         let exec = start(&sandbox, &exec(&["sleep", "600"])).await.unwrap();
         let path = format!("/execs/{}/output", exec.id());
-        let ask = node::link::Ask { method: hyper::Method::GET, path, body: bytes::Bytes::new() };
+        let ask = guest_client::link::Ask { method: hyper::Method::GET, path, body: bytes::Bytes::new() };
         let mut body = sandbox.link().ask(&ask, Duration::from_secs(5)).await.unwrap().into_body();
         let frame = tokio::time::timeout(Duration::from_secs(10), http_body_util::BodyExt::frame(&mut body));
         let bytes = frame.await.expect("nothing for ten seconds").unwrap().unwrap().into_data().unwrap();

@@ -141,7 +141,7 @@ fn the_same_layers_are_unpacked_once_however_they_come() {
         for name in ["first", "second", "third"] {
             Store::new(lab.data()).remove(name).unwrap();
         }
-        node::template::tidy(lab.data()).unwrap();
+        node::remove_unused_layers(lab.data()).unwrap();
         let left = fs::read_dir(lab.data().join("layers")).unwrap().count();
         assert_eq!(left, 3, "two layers and the empty one");
         start(lab, &template).await.unwrap();
@@ -245,12 +245,12 @@ fn a_sandbox_that_unpacks_goes_with_the_command_that_was_killed() {
             () = seen.notified() => {}
         }
         assert_eq!(half_made(lab).len(), 1);
-        node::template::tidy(lab.data()).unwrap();
+        node::remove_unused_layers(lab.data()).unwrap();
         assert_eq!(half_made(lab).len(), 1, "a sandbox may be writing to it");
         for listed in lab.runtime.list().await.unwrap() {
             lab.runtime.stop(&listed.id, std::time::Duration::ZERO).await.unwrap();
         }
-        node::template::tidy(lab.data()).unwrap();
+        node::remove_unused_layers(lab.data()).unwrap();
         assert_eq!(half_made(lab), Vec::<String>::new());
         assert!(layers.join("empty").exists());
     });

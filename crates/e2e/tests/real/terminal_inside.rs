@@ -78,12 +78,12 @@ fn keys_sizes_and_the_end_of_a_terminal_do_what_they_do_everywhere() {
         until(&mut exec, &mut seen, "ready").await;
         exec.resize(TerminalSize { cols: 123, rows: 45 }).await.unwrap();
         until(&mut exec, &mut seen, "size 45 123").await;
-        let keys = sandbox.reader(exec.id().clone());
+        let keys = sandbox.exec_reader(exec.id().clone());
         let type_keys = async |offset: u64, text: &'static str| {
             keys.write_stdin(offset, Bytes::from_static(text.as_bytes()), false, SHOWS).await.unwrap()
         };
         assert_eq!(type_keys(0, "\u{3}").await, 1);
-        let mut reader = sandbox.reader(exec.id().clone());
+        let mut reader = sandbox.exec_reader(exec.id().clone());
         until(&mut reader, &mut String::new(), "interrupted").await;
         sh(&sandbox, "touch /workspace/go").await;
         until(&mut exec, &mut seen, "waiting").await;

@@ -327,7 +327,7 @@ fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
         templates.remove("kept").unwrap();
         let tidy = async |times: u32| {
             for _ in 0..times {
-                node::template::tidy(service.data()).unwrap();
+                node::remove_unused_layers(service.data()).unwrap();
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
@@ -357,7 +357,7 @@ fn a_layer_is_never_removed_while_a_sandbox_needs_it() {
         assert_eq!(said(&client, &kept, "echo lives").await, "lives\n");
         client.stop(&kept).await.unwrap();
         service.assert_nothing_left().await;
-        node::template::tidy(service.data()).unwrap();
+        node::remove_unused_layers(service.data()).unwrap();
         assert!(!own.exists() && service.data().join("layers").join("b".repeat(64)).exists());
     });
 }

@@ -17,8 +17,8 @@ use tokio::io::AsyncReadExt as _;
 use super::store::Part;
 use super::{ANSWER_WITHIN, Entry, Gate, Hash, Recipient, Wanted, allow};
 use crate::Refusal;
+use crate::body::Body;
 use crate::flow::SPENT;
-use crate::http::Body;
 
 /// What is read from a file at once.
 const PIECE_BYTES: usize = 256 << 10;

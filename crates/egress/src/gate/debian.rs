@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::{Entry, Gate, Hash, Recipient, Wanted};
 use crate::Refusal;
-use crate::http::{Body, full};
+use crate::body::{Body, full};
 use crate::party::Party;
 
 /// Where the archive keeps packages, and where it keeps its indexes.

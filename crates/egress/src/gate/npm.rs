@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::{Asking, Entry, Gate, HOST, Hash, Index, Recipient, Wanted, document, is_old_enough, is_plain};
 use crate::Refusal;
-use crate::http::Body;
+use crate::body::Body;
 use crate::party::Party;
 
 const SHORT: &str = "application/vnd.npm.install-v1+json, application/json;q=0.8";

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::{Asking, Entry, Gate, Hash, Index, Recipient, Wanted, document, is_old_enough, is_plain};
 use crate::Refusal;
-use crate::http::Body;
+use crate::body::Body;
 use crate::party::Party;
 
 const ACCEPT: &str = "application/vnd.pypi.simple.v1+json, text/html;q=0.5";

@@ -7,15 +7,15 @@ use api::artifact::{Artifacts, Keep};
 use api::exec::{ExecInfo, ExecSpec};
 use api::trace::STEP;
 use api::{ErrorCode, Layer, Ran, Retry};
+use host::error::{Error, chain};
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span, info_span};
 
 use super::collect::{Collection, before};
 use super::shelf::{Of, Shelf, Wanted};
-use super::{Launch, Progress};
-use crate::entry::Entry;
-use crate::error::{Error, chain};
-use crate::live::Shared;
+use super::{Keeper, Launch, Progress};
+use crate::call::Call;
+use crate::handle::Handle;
 
 /// Between two questions whether an exec has ended, at first and at last.
 const ASK_FIRST: Duration = Duration::from_millis(20);
@@ -27,8 +27,8 @@ const KEEP_AGAIN: Duration = Duration::from_secs(1);
 
 /// The task of one exec.
 pub struct Attendant {
-    pub shared: Arc<Shared>,
-    pub entry: Arc<Entry>,
+    pub keeper: Arc<Keeper>,
+    pub handle: Arc<Handle>,
     pub of: Of,
     pub progress: Arc<Progress>,
 }
@@ -90,7 +90,7 @@ impl Attendant {
 
     /// Looks at the folders and writes down what is wanted, unless a server before this one did.
     async fn prepare(&self, wanted: &mut Wanted) -> Result<(), Error> {
-        let call = self.entry.call()?;
+        let call = Call::begin(&self.handle)?;
         if let Some(found) = self.shelf().wanted(&self.of).await? {
             // What was there before it was first asked for counts, not what is there now.
             *wanted = found;
@@ -100,7 +100,7 @@ impl Attendant {
         let late = |_| Error::Deadline { what: "listing the artifact folders", after: within };
         let looked = tokio::time::timeout(within, before(&files, &wanted.keep)).await.map_err(late)?;
         (wanted.before, wanted.unseen) = looked?;
-        self.shelf().want(wanted).await.map_err(|error| match crate::objects::is_full(&error) {
+        self.shelf().want(wanted).await.map_err(|error| match host::objects::is_full(&error) {
             true => {
                 let (what, why) = ("artifacts", "the disk is full".into());
                 Error::Runtime(runtime::Error::Capacity { what, why })
@@ -110,7 +110,7 @@ impl Attendant {
     }
 
     async fn launch(&self, spec: ExecSpec) -> Result<ExecInfo, Error> {
-        self.entry.call()?.exec(&self.of.exec, spec).await
+        Call::begin(&self.handle)?.start_exec(&self.of.exec, spec).await
     }
 
     /// Waits for the end of the exec, takes out what is to be kept, and writes it down.
@@ -151,7 +151,7 @@ impl Attendant {
         loop {
             // Whoever ends the sandbox is told once more whether the exec has ended.
             let is_closing = *closing.borrow_and_update();
-            let Some(sandbox) = self.entry.sandbox() else { return Waited::Lost(self.lost()) };
+            let Some(sandbox) = self.handle.sandbox() else { return Waited::Lost(self.lost()) };
             match sandbox.execs().await {
                 Ok(execs) => match execs.iter().find(|info| info.id == self.of.exec) {
                     Some(info) if info.outcome.is_some() => return Waited::Ended,
@@ -178,9 +178,9 @@ impl Attendant {
     /// Collects; once more after a pause, because what was under way then is not complete.
     async fn collect_between_pauses(&self, wanted: &Wanted, into: &mut Artifacts) -> Result<(), Error> {
         loop {
-            let (pauses, mut artifacts) = (self.entry.pauses(), into.clone());
+            let (pauses, mut artifacts) = (self.handle.pauses(), into.clone());
             let collected = self.collect(wanted, &mut artifacts).await;
-            if self.entry.pauses() == pauses || matches!(collected, Err(Error::Lost(_))) {
+            if self.handle.pauses() == pauses || matches!(collected, Err(Error::Lost(_))) {
                 *into = artifacts;
                 return collected;
             }
@@ -189,14 +189,14 @@ impl Attendant {
     }
 
     async fn collect(&self, wanted: &Wanted, into: &mut Artifacts) -> Result<(), Error> {
-        let own = self.shared.keeper.turns_of(&self.of.project);
+        let own = self.keeper.turns_of(&self.of.project);
         let (_turns, call) = loop {
             // A paused sandbox must not keep others from their turn.
-            self.entry.until_resumed().await;
+            self.handle.until_resumed().await;
             // Those who have theirs are done in time, so everybody's comes.
-            let turns = (own.acquire().await, self.shared.keeper.turns.acquire().await);
-            match self.entry.call() {
-                Err(_) if self.entry.is_paused() => drop(turns),
+            let turns = (own.acquire().await, self.keeper.turns.acquire().await);
+            match Call::begin(&self.handle) {
+                Err(_) if self.handle.is_paused() => drop(turns),
                 call => break (turns, call?),
             }
         };
@@ -212,22 +212,22 @@ impl Attendant {
     }
 
     fn finish(&self) {
-        self.shared.keeper.under_way().remove(&self.of);
+        self.keeper.under_way().remove(&self.of);
         self.progress.done.send_replace(true);
     }
 
     fn shelf(&self) -> &Shelf {
-        &self.shared.keeper.shelf
+        &self.keeper.shelf
     }
 
     fn lost(&self) -> Error {
-        crate::live::not_running(&self.entry.shown())
+        crate::handle::not_running(&self.handle.shown())
     }
 }
 
 /// How long a collection may take.
 pub fn within(keep: &Keep) -> Duration {
-    crate::files::worked(keep.bytes_max)
+    guest_client::files::worked(keep.bytes_max)
 }
 
 /// The error for a sandbox that ended too early.

@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use super::choice::{Choice, Chosen, Marks, Tally};
 use super::shelf::{Shelf, Wanted};
-use crate::error::{Error, chain};
-use crate::files::{Files, Piece};
-use crate::ledger;
+use guest_client::files::{Files, Piece};
+use host::error::{Error, chain};
+use host::ledger;
 
 /// Whatever may work when it is asked again is asked so often.
 const TRIES: u32 = 3;

@@ -18,9 +18,9 @@ use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::choice::Marks;
-use crate::clock;
-use crate::error::{Error, chain};
-use crate::objects::{Incoming, Objects, Outgoing, key, written_ms};
+use host::clock;
+use host::error::{Error, chain};
+use host::objects::{Incoming, Objects, Outgoing, key, written_ms};
 
 const KEPT: &str = "kept";
 const WANTED: &str = "wanted";

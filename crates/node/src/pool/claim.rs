@@ -9,16 +9,15 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::{Claimed, Kind, Near, Ready};
-use crate::driver::Wanted;
-use crate::entry::Entry;
+use super::{Claimed, Near, Pool, Ready};
+use crate::handle::Handle;
 use crate::journal::Record;
-use crate::live::{Node, Shared};
-use crate::plan::Plan;
+use crate::plan::{Kind, Plan};
+use crate::ready::Preparation;
 
 /// A ready sandbox that nobody else can have. Dropped without being used, it goes back to its shelf: nothing has happened to it.
 pub struct Claim {
-    shared: Arc<Shared>,
+    pub(crate) pool: Arc<Pool>,
     kind: Kind,
     ready: Option<Ready>,
     /// Whether its guest has been asked whether it is alive.
@@ -55,16 +54,16 @@ impl Claim {
     }
 
     /// Gives it its order. Nothing where it turns out not to be alive: then nothing is left of it.
-    pub(crate) async fn give(mut self, record: Record, wanted: Wanted) -> Option<Arc<Entry>> {
+    pub(crate) async fn give(mut self, record: Record, preparation: Preparation) -> Option<Arc<Handle>> {
         self.begin();
-        let Ready { entry, claims, .. } = self.ready.take()?;
+        let Ready { handle, claims, .. } = self.ready.take()?;
         let (taken, heard) = oneshot::channel();
-        let given = claims.send(Claimed { record, wanted, taken }).is_ok();
+        let given = claims.send(Claimed { record, preparation, taken }).is_ok();
         if given && heard.await.is_ok() {
-            return Some(entry);
+            return Some(handle);
         }
         tracing::warn!(sandbox = %self.id, "pre-warmed sandbox is no longer alive; creating another");
-        entry.until(SandboxState::is_terminal).await;
+        handle.until(SandboxState::is_terminal).await;
         None
     }
 }
@@ -77,7 +76,7 @@ impl Drop for Claim {
             let ttl = ready.until.saturating_duration_since(Instant::now());
             ready.near.send_replace(Some(Near { ttl, request: Span::none() }));
         }
-        let mut shelves = self.shared.pool.shelves();
+        let mut shelves = self.pool.shelves();
         // Where nothing is wanted any more it goes with its claim.
         if !shelves.closed
             && let Some(shelf) = shelves.of.get_mut(&self.kind)
@@ -87,11 +86,11 @@ impl Drop for Claim {
     }
 }
 
-impl Node {
-    /// Takes a ready sandbox of this kind, if there is one and it may be had.
-    pub(crate) fn take_ready(&self, kind: Kind, plan: Plan) -> Option<Claim> {
-        let ready = self.shared.pool.take(&kind, |record| plan.is_of(record))?;
-        let id = ready.entry.id().clone();
-        Some(Claim { shared: Arc::clone(&self.shared), kind, ready: Some(ready), begun: false, id, plan })
+impl Pool {
+    /// Takes a ready sandbox of this kind that is made as the plan says, if there is one.
+    pub(crate) fn claim(self: &Arc<Self>, kind: Kind, plan: Plan) -> Option<Claim> {
+        let ready = self.take(&kind, |record| plan.is_of(record))?;
+        let id = ready.handle.id().clone();
+        Some(Claim { pool: Arc::clone(self), kind, ready: Some(ready), begun: false, id, plan })
     }
 }

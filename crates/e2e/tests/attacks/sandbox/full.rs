@@ -33,7 +33,7 @@ fn output_is_waited_for_and_not_lost_when_the_disk_is_full() {
         }
         // Control: there is no room for all of it, so that what was kept of the first is gone, or a part of it.
         let kept =
-            sandbox.reader(first.unwrap()).collect().await.map_or(0, |later| later.stdout.len() as u64);
+            sandbox.exec_reader(first.unwrap()).collect().await.map_or(0, |later| later.stdout.len() as u64);
         assert!(kept < ALL, "control: {kept} bytes of the first are kept");
         for bytes in [BYTES, 200_000] {
             assert_whole(field, &sandbox, bytes).await;
@@ -104,7 +104,7 @@ async fn assert_end_is_kept(field: &Field<'_>, sandbox: &Sandbox) {
     let id = exec.id().clone();
     let live = exec.collect().await.unwrap();
     assert_eq!(live.end.stdout_bytes, ALL);
-    let later = sandbox.reader(id).collect().await.unwrap();
+    let later = sandbox.exec_reader(id).collect().await.unwrap();
     assert_eq!(later.stdout.len() as u64 + later.end.stdout_dropped, ALL, "{:?}", later.end);
     assert!(later.stdout.len() >= END_BYTES && text(&later).ends_with(LAST), "{}", later.stdout.len());
 }
@@ -136,7 +136,7 @@ async fn hold_all(field: &Field<'_>, sandbox: &Sandbox) -> (Vec<node::Exec>, u64
         let id = exec.id().clone();
         exec.collect().await.unwrap();
         // A reader that comes later gets only what was kept.
-        let later = sandbox.reader(id).collect().await.unwrap();
+        let later = sandbox.exec_reader(id).collect().await.unwrap();
         let lost = ALL.saturating_sub(later.stdout.len() as u64);
         println!(
             "O-20 {}: {} hold, {lost} bytes of {ALL} are not kept",

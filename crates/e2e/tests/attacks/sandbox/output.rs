@@ -230,7 +230,7 @@ async fn late(field: &Field<'_>, sandbox: &Sandbox) {
     assert_eq!(done.stdout.len() as u64, done.end.stdout_bytes);
     tokio::time::sleep(Duration::from_millis(500)).await;
     // A second reader is told the same, while the child still writes.
-    let again = sandbox.reader(id).collect().await.unwrap();
+    let again = sandbox.exec_reader(id).collect().await.unwrap();
     assert!(
         again.stdout == done.stdout && again.end.stdout_bytes == done.end.stdout_bytes,
         "late output was added"

@@ -169,7 +169,7 @@ fn a_storm_of_keys_and_readers_that_vanish_block_nobody() {
         // Readers that vanish in a flood, and an end in the middle of it.
         let flood = start(&sandbox, &on_terminal(exec(&["yes"]))).await.unwrap();
         for _ in 0..50 {
-            let mut reader = sandbox.reader(flood.id().clone());
+            let mut reader = sandbox.exec_reader(flood.id().clone());
             reader.next().await.unwrap();
         }
         field.recovers(&sandbox).await;

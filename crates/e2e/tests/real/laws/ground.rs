@@ -49,7 +49,7 @@ impl Ground {
         }
         assert!(rustix::process::geteuid().is_root(), "BELLGLASS_REAL is set, and this is not root");
         let home = tempfile::tempdir().unwrap();
-        let guest = node::guest::install(home.path()).unwrap();
+        let guest = host::guest::install(home.path()).unwrap();
         fs::set_permissions(home.path(), Permissions::from_mode(0o711)).unwrap();
         let ground = Self { home, guest, prefix: format!("law{name}p{}n", std::process::id()) };
         for point in MOUNT_POINTS {

@@ -1,0 +1,229 @@
+//! The third stream of an exec: bytes that become lines, and lines that wait for what was written before them.
+//!
+//! A guest sends its streams in turns, so a line of results can come before the output that it follows. The first of them waits
+//! here, and what comes behind it waits as bytes, up to the length of one line. Whatever is more is let pass and asked for again
+//! when there is room, from the place that was reached: so nothing is held without a bound, and nothing is lost.
+
+use api::code::{ResultLine, RunResult};
+use api::limits::RESULT_BYTES_MAX;
+use bytes::{Buf as _, BytesMut};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use host::error::Error;
+
+/// Values in one line: each takes up to 32 bytes here, many times what it takes on the wire. What has more is told as omitted.
+const VALUES_MAX: usize = 500_000;
+
+/// What was read of the results and not told yet.
+#[derive(Default)]
+pub(super) struct Results {
+    /// Where the next line begins: all before it was told.
+    told: u64,
+    /// The bytes from there on.
+    buffer: BytesMut,
+    /// What of the buffer is known to hold no end of a line.
+    scanned: usize,
+    /// The first line, where it is whole, and where the one after it begins.
+    first: Option<(u64, ResultLine)>,
+    /// Bytes were let pass: they are asked for again once the buffer holds no whole line.
+    behind: bool,
+    /// A line need not begin at `told`, which somebody else has named: the byte before it says.
+    unsure: bool,
+}
+
+/// Where a line stands among the other streams, whatever it shows.
+#[derive(Deserialize)]
+struct Place {
+    stdout: u64,
+    stderr: u64,
+    #[serde(rename = "result")]
+    _result: IgnoredAny,
+}
+
+impl Results {
+    /// Begins at an offset that somebody named.
+    pub(super) fn at(told: u64) -> Self {
+        Self { told, unsure: told > 0, ..Self::default() }
+    }
+
+    /// Where all was told.
+    pub(super) fn told(&self) -> u64 {
+        self.told
+    }
+
+    /// The first byte to ask a guest for.
+    pub(super) fn asks_from(&self) -> u64 {
+        self.told - u64::from(self.unsure)
+    }
+
+    /// Forgets what was read and not told: it comes again.
+    pub(super) fn leave(&mut self) {
+        *self = Self { told: self.told, unsure: self.unsure, ..Self::default() };
+    }
+
+    /// Whether bytes were let pass that there is room for now.
+    pub(super) fn is_behind(&self) -> bool {
+        self.behind && self.first.is_none()
+    }
+
+    /// Takes bytes that follow those before.
+    pub(super) fn take(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+        if self.unsure {
+            let Some((before, rest)) = bytes.split_first() else { return Ok(()) };
+            if *before != b'\n' {
+                return Err(Error::Request(api::Error::invalid(
+                    format!("no result starts at offset {}", self.told),
+                    "Start at offset 0, or at the value of `next` in a result that you received.",
+                )));
+            }
+            (self.unsure, bytes) = (false, rest);
+        }
+        if self.behind || (self.first.is_some() && self.buffer.len() + bytes.len() > RESULT_BYTES_MAX) {
+            self.behind = true;
+            return Ok(());
+        }
+        self.buffer.extend_from_slice(bytes);
+        self.look()
+    }
+
+    /// What was not kept: everything up to there. Says from where, unless all of it was told.
+    pub(super) fn skip(&mut self, to: u64) -> Option<u64> {
+        let from = self.told;
+        *self = Self { told: to, ..Self::default() };
+        (from < to).then_some(from)
+    }
+
+    /// The first line, if the reader has come to where it belongs: where it begins, where the next does, and what it is.
+    pub(super) fn next(&mut self, reached: [u64; 2]) -> Result<Option<(u64, u64, ResultLine)>, Error> {
+        let belongs = |(_, line): &(u64, ResultLine)| line.stdout <= reached[0] && line.stderr <= reached[1];
+        let Some((next, line)) = self.first.take_if(|first| belongs(first)) else { return Ok(None) };
+        let offset = std::mem::replace(&mut self.told, next);
+        self.look()?;
+        Ok(Some((offset, next, line)))
+    }
+
+    /// Takes the first line out of the buffer, if it is whole.
+    fn look(&mut self) -> Result<(), Error> {
+        if self.first.is_some() {
+            return Ok(());
+        }
+        let fresh = self.buffer.get(self.scanned..).unwrap_or_default();
+        let end = fresh.iter().position(|byte| *byte == b'\n').map(|at| self.scanned + at);
+        if end.unwrap_or(self.buffer.len()) > RESULT_BYTES_MAX {
+            return Err(Error::Protocol(format!("a result exceeds {RESULT_BYTES_MAX} bytes")));
+        }
+        match end {
+            None => self.scanned = self.buffer.len(),
+            Some(end) => {
+                let line = self.buffer.split_to(end);
+                self.buffer.advance(1);
+                self.scanned = 0;
+                self.first = Some((self.told + end as u64 + 1, parsed(&line)?));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parsed(line: &[u8]) -> Result<ResultLine, Error> {
+    let wrong = |error: serde_json::Error| Error::Protocol(format!("malformed result: {error}"));
+    if values(line) <= VALUES_MAX
+        && let Ok(line) = serde_json::from_slice(line)
+    {
+        return Ok(line);
+    }
+    // Code can say what it likes on its channel: what is none of ours harms nobody else's reading.
+    let Place { stdout, stderr, .. } = serde_json::from_slice(line).map_err(wrong)?;
+    let result = RunResult::Omitted { bytes: line.len() as u64, types: Vec::new() };
+    Ok(ResultLine { stdout, stderr, result })
+}
+
+/// At least as many values as a line of JSON has, less one.
+fn values(line: &[u8]) -> usize {
+    let (mut count, mut in_text, mut escaped) = (0, false, false);
+    for byte in line {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            b',' | b'[' | b'{' if !in_text => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(stdout: u64, text: &str) -> Vec<u8> {
+        let value = serde_json::json!({
+            "stdout": stdout, "stderr": 0, "result": {"kind": "value", "data": {"text/plain": text}},
+        });
+        format!("{value}\n").into_bytes()
+    }
+
+    fn told(results: &mut Results, reached: u64) -> Vec<(u64, u64)> {
+        let mut all = Vec::new();
+        while let Some((offset, next, _)) = results.next([reached, 0]).unwrap() {
+            all.push((offset, next));
+        }
+        all
+    }
+
+    #[test]
+    fn lines_are_put_together_wherever_they_were_cut() {
+        let (one, two) = (line(0, "☕"), line(0, "b"));
+        let (first, both) = (one.len() as u64, (one.len() + two.len()) as u64);
+        let bytes = [one, two].concat();
+        for cuts in 1..bytes.len() {
+            let (mut results, mut all) = (Results::default(), Vec::new());
+            for piece in bytes.chunks(cuts) {
+                results.take(piece).unwrap();
+                all.extend(told(&mut results, 0));
+            }
+            assert_eq!(all, [(0, first), (first, both)], "{cuts}");
+        }
+    }
+
+    #[test]
+    fn what_waits_is_bounded_and_asked_for_again() {
+        let early = line(5, "a");
+        let long = line(0, &"x".repeat(RESULT_BYTES_MAX / 2));
+        let mut results = Results::default();
+        results.take(&early).unwrap();
+        results.take(&long).unwrap();
+        assert!(!results.behind && told(&mut results, 4).is_empty());
+        results.take(&long).unwrap();
+        assert!(results.behind && !results.is_behind(), "what is held comes first");
+        assert!(results.buffer.len() <= RESULT_BYTES_MAX);
+        assert_eq!(told(&mut results, 5).len(), 2);
+        assert!(results.is_behind());
+        results.leave();
+        assert_eq!(results.asks_from(), (early.len() + long.len()) as u64);
+    }
+
+    #[test]
+    fn an_offset_within_a_line_is_the_askers_mistake() {
+        let mut results = Results::at(7);
+        assert_eq!(results.asks_from(), 6);
+        assert!(matches!(results.take(b"xyz\n"), Err(Error::Request(_))));
+        let mut results = Results::at(7);
+        results.take(&[&b"\n"[..], &line(0, "a")].concat()).unwrap();
+        assert_eq!(told(&mut results, 0)[0].0, 7);
+    }
+
+    #[test]
+    fn a_line_of_too_many_values_is_told_as_omitted() {
+        let many = format!(
+            r#"{{"stdout":3,"stderr":0,"result":{{"kind":"value","data":{{"application/json":[0{}]}}}}}}"#,
+            ",0".repeat(VALUES_MAX)
+        );
+        let omitted = parsed(many.as_bytes()).unwrap();
+        assert!(matches!(omitted.result, RunResult::Omitted { bytes, .. } if bytes == many.len() as u64));
+        assert_eq!(omitted.stdout, 3);
+        assert_eq!(values(br#"{"a\"[,":",[{","b":[1,2]}"#), 4);
+    }
+}

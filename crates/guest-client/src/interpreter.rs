@@ -1,0 +1,145 @@
+//! The interpreter of a sandbox, and contexts: interpreters that keep their variables between runs. The guest keeps them in its table,
+//! as it keeps execs. A run of code is an exec ([`crate::exec`]).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::ContextId;
+use api::code::{ContextInfo, ContextSpec, InterpreterInfo, InterpreterSpec, Variable};
+use bytes::Bytes;
+use host::error::Error;
+use hyper::Method;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::exec::{ANSWER_WITHIN, CODE_WITHIN};
+use crate::link::Ask;
+use crate::sandbox::Sandbox;
+
+/// A guest has ten seconds to ask a context for its variables, five to end a cell; an answer takes a little longer.
+const CONTEXT_WITHIN: Duration = Duration::from_secs(20);
+/// Native libraries make as many threads as the machine has processors, unless one of these says otherwise.
+const POOLS: [&str; 6] = [
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "POLARS_MAX_THREADS",
+    "RAYON_NUM_THREADS",
+];
+
+/// A request without a body.
+const NO_BODY: Option<&()> = None;
+
+impl Sandbox {
+    /// Sets what its interpreter begins with. Can be repeated; nothing is started by it.
+    ///
+    /// # Errors
+    /// The sandbox has ended or does not answer.
+    pub async fn set_interpreter(
+        &self,
+        imports: &[String],
+        env: &BTreeMap<String, String>,
+        cpu_millis: u64,
+    ) -> Result<(), Error> {
+        let mut spec = InterpreterSpec { imports: imports.to_vec(), env: env.clone() };
+        limit_thread_pools(&mut spec.env, cpu_millis);
+        self.request(Method::PUT, "/interpreter".into(), Some(&spec), ANSWER_WITHIN).await
+    }
+
+    /// The state of its interpreter, which is started if it does not run.
+    ///
+    /// # Errors
+    /// The sandbox has ended or does not answer.
+    pub async fn interpreter(&self) -> Result<InterpreterInfo, Error> {
+        self.request(Method::GET, "/interpreter".into(), NO_BODY, CODE_WITHIN).await
+    }
+
+    /// Creates a context under this id. The same request again creates nothing.
+    ///
+    /// # Errors
+    /// The id belongs to a different context, or its process could not be started.
+    pub async fn create_context(&self, id: &ContextId, spec: &ContextSpec) -> Result<ContextInfo, Error> {
+        self.request(Method::PUT, format!("/contexts/{id}"), Some(spec), CODE_WITHIN).await
+    }
+
+    /// All its contexts.
+    ///
+    /// # Errors
+    /// The sandbox has ended or does not answer.
+    pub async fn contexts(&self) -> Result<Vec<ContextInfo>, Error> {
+        self.request(Method::GET, "/contexts".into(), NO_BODY, ANSWER_WITHIN).await
+    }
+
+    /// Ends a context, and the cell that runs in it.
+    ///
+    /// # Errors
+    /// It is not known, or the sandbox has ended.
+    pub async fn remove_context(&self, id: &ContextId) -> Result<(), Error> {
+        self.request(Method::DELETE, format!("/contexts/{id}"), NO_BODY, CONTEXT_WITHIN).await
+    }
+
+    /// Restarts a context without its variables.
+    ///
+    /// # Errors
+    /// It is not known, or its process could not be started.
+    pub async fn restart_context(&self, id: &ContextId) -> Result<ContextInfo, Error> {
+        self.request(Method::POST, format!("/contexts/{id}/restart"), NO_BODY, CODE_WITHIN).await
+    }
+
+    /// Interrupts the cell that runs in a context. Its variables stay if the cell handles the interrupt.
+    ///
+    /// # Errors
+    /// It is not known, or the sandbox has ended.
+    pub async fn interrupt_context(&self, id: &ContextId) -> Result<ContextInfo, Error> {
+        self.request(Method::POST, format!("/contexts/{id}/interrupt"), NO_BODY, CONTEXT_WITHIN).await
+    }
+
+    /// The variables of a context.
+    ///
+    /// # Errors
+    /// It is not known, or runs a cell.
+    pub async fn variables(&self, id: &ContextId) -> Result<Vec<Variable>, Error> {
+        self.request(Method::GET, format!("/contexts/{id}/variables"), NO_BODY, CONTEXT_WITHIN).await
+    }
+
+    async fn request<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: String,
+        body: Option<&impl Serialize>,
+        within: Duration,
+    ) -> Result<T, Error> {
+        let body = body.map(serde_json::to_vec).transpose();
+        let body = body.map_err(|error| Error::Protocol(error.to_string()))?;
+        let body = body.map(Bytes::from).unwrap_or_default();
+        self.link().call(&Ask { method, path, body }, within).await
+    }
+}
+
+/// Limits pools of native threads to the number of processors of the sandbox, unless the variables set another size.
+pub fn limit_thread_pools(env: &mut BTreeMap<String, String>, cpu_millis: u64) {
+    let threads = cpu_millis.div_ceil(1000).max(1).to_string();
+    for name in POOLS {
+        env.entry(name.to_owned()).or_insert_with(|| threads.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn native_libraries_make_as_many_threads_as_there_are_processors() {
+        // A fractional CPU limit is rounded up, and a count that the caller sets is kept.
+        for (cpu_millis, threads) in [(1, "1"), (1000, "1"), (1500, "2"), (4000, "4")] {
+            let mut env = [("OMP_NUM_THREADS".to_owned(), "7".to_owned())].into();
+            limit_thread_pools(&mut env, cpu_millis);
+            assert_eq!(
+                (env["OPENBLAS_NUM_THREADS"].as_str(), env["OMP_NUM_THREADS"].as_str()),
+                (threads, "7")
+            );
+            assert_eq!(env.len(), POOLS.len());
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! A connection to a port inside a sandbox: bytes both ways over the channel.
+//!
+//! An end is an end and a break is a break, in both directions: what is dropped before it was shut down is cut off inside too,
+//! at once. While it is held, the sandbox is in use.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use hyper::body::{Body, Frame, Incoming};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::mpsc;
+use tokio_util::sync::PollSender;
+
+/// What is sent at once.
+const PIECE_BYTES: usize = 64 * 1024;
+/// Pieces waiting for a guest that is not ready for them.
+const PIECES_WAITING: usize = 2;
+
+/// Something that is held for as long as a connection, and dropped with it.
+pub type Guard = Box<dyn Send + Sync>;
+
+/// A connection to a port inside.
+pub struct Port {
+    heard: Incoming,
+    /// What was received and not read yet.
+    rest: Bytes,
+    say: Said,
+    _guard: Option<Guard>,
+}
+
+/// Our end of what goes in.
+pub(crate) struct Said {
+    pieces: PollSender<Bytes>,
+    shut: Arc<AtomicBool>,
+}
+
+/// What goes in, as the body of a request. It has ended when it was shut down, and else it broke.
+pub(crate) struct Inwards {
+    pieces: mpsc::Receiver<Bytes>,
+    shut: Arc<AtomicBool>,
+    ended: bool,
+}
+
+/// Both ends of what goes in.
+pub(crate) fn inwards() -> (Said, Inwards) {
+    let (send, pieces) = mpsc::channel(PIECES_WAITING);
+    let shut = Arc::new(AtomicBool::new(false));
+    let said = Said { pieces: PollSender::new(send), shut: Arc::clone(&shut) };
+    (said, Inwards { pieces, shut, ended: false })
+}
+
+impl Port {
+    pub(crate) fn new(heard: Incoming, say: Said, guard: Option<Guard>) -> Self {
+        Self { heard, rest: Bytes::new(), say, _guard: guard }
+    }
+}
+
+impl Body for Inwards {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let piece = ready!(self.pieces.poll_recv(context));
+        self.ended = piece.is_none();
+        Poll::Ready(match piece {
+            Some(bytes) => Some(Ok(Frame::data(bytes))),
+            None if self.shut.load(Ordering::Acquire) => None,
+            None => Some(Err(io::ErrorKind::ConnectionAborted.into())),
+        })
+    }
+}
+
+impl AsyncRead for Port {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.heard).poll_frame(context)) {
+                None => return Poll::Ready(Ok(())),
+                Some(Err(error)) => {
+                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionReset, error)));
+                }
+                Some(Ok(frame)) => self.rest = frame.into_data().unwrap_or_default(),
+            }
+        }
+        let count = self.rest.len().min(into.remaining());
+        into.put_slice(self.rest.get(..count).unwrap_or_default());
+        self.rest.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Port {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let broken = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+        ready!(self.say.pieces.poll_reserve(context)).map_err(broken)?;
+        let count = bytes.len().min(PIECE_BYTES);
+        let piece = Bytes::copy_from_slice(bytes.get(..count).unwrap_or_default());
+        self.say.pieces.send_item(piece).map_err(broken)?;
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // What was written is on its way.
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.say.shut.store(true, Ordering::Release);
+        self.say.pieces.close();
+        Poll::Ready(Ok(()))
+    }
+}

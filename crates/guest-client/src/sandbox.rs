@@ -1,0 +1,252 @@
+//! One sandbox from start to stop, its posture checked before anything runs in it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::exec::{ExecInfo, ExecSpec, LostCause, Outcome};
+use api::posture::Posture;
+use api::trace::STEP;
+use api::{ExecId, SandboxId, limits};
+use bytes::Bytes;
+use host::error::Error;
+use hyper::Method;
+use runtime::{Profile, Runtime, Spec, Tier, Usage};
+use tracing::{Instrument as _, info_span};
+
+use crate::exec::{ANSWER_WITHIN, Exec, Home};
+use crate::link::{Ask, Link};
+use crate::port::{Guard, Port};
+
+/// From the start of process 1 to its first dial. A starved machine takes a second; a broken guest never dials.
+const DIAL_WITHIN: Duration = Duration::from_secs(20);
+/// A connection inside takes no time; a guest that is starved or being taken over takes some.
+const PORT_WITHIN: Duration = Duration::from_secs(10);
+
+/// What root has where recipes are built: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID and SETUID.
+const BUILDS: u64 = 0b1111_1011;
+
+/// A sandbox that runs. Dropping it does not stop it: what outlives a process is found by its id.
+pub struct Sandbox {
+    home: Home,
+    posture: Option<Posture>,
+}
+
+impl Sandbox {
+    /// Starts a sandbox and checks that it is sealed as its tier promises. If anything fails, nothing is left.
+    ///
+    /// # Errors
+    /// What could not be done, or the differences between the posture and the promise.
+    pub async fn start(runtime: Arc<dyn Runtime>, id: SandboxId, spec: &Spec) -> Result<Self, Error> {
+        spec.limits.check().map_err(Error::Request)?;
+        let step = info_span!(target: STEP, "start", what = runtime.name());
+        runtime.start(&id, spec).instrument(step).await?;
+        let mut sandbox = Self::attach(runtime, id, spec.limits.memory_bytes);
+        match sandbox.check(&spec.profile).await {
+            Ok(posture) => {
+                sandbox.posture = posture;
+                Ok(sandbox)
+            }
+            Err(error) => {
+                sandbox.stop(Duration::ZERO).instrument(info_span!(target: STEP, "undo")).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes a sandbox in hand that another process has started.
+    pub fn attach(runtime: Arc<dyn Runtime>, id: SandboxId, memory_bytes: u64) -> Self {
+        let link = Arc::new(Link::new(Arc::clone(&runtime), id.clone()));
+        Self { home: Home { id, runtime, link, memory_bytes }, posture: None }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &SandboxId {
+        &self.home.id
+    }
+
+    /// The posture of a user process, as seen at the start.
+    pub fn posture(&self) -> Option<&Posture> {
+        self.posture.as_ref()
+    }
+
+    /// The host end of its channel.
+    pub fn link(&self) -> &Link {
+        &self.home.link
+    }
+
+    /// The same, for what outlives a borrow.
+    pub fn shared_link(&self) -> Arc<Link> {
+        Arc::clone(&self.home.link)
+    }
+
+    /// Starts a command under an id of the caller's choice; the same call again attaches to what it started.
+    ///
+    /// # Errors
+    /// The request is wrong, or the command could not be started: nothing ran. Or the sandbox has ended.
+    pub async fn exec(&self, id: ExecId, spec: &ExecSpec) -> Result<Exec, Error> {
+        Exec::run(self.home.clone(), id, spec).await
+    }
+
+    /// Starts a command like [`Sandbox::exec`], for readers that come later.
+    ///
+    /// # Errors
+    /// As [`Sandbox::exec`].
+    pub async fn start_exec(&self, id: &ExecId, spec: &ExecSpec) -> Result<ExecInfo, Error> {
+        crate::exec::start(&self.home, id, spec).await
+    }
+
+    /// The same, and a reader of it.
+    pub async fn start_exec_and_read(&self, id: &ExecId, spec: &ExecSpec) -> Result<(ExecInfo, Exec), Error> {
+        Exec::start_and_read(&self.home, id, spec).await
+    }
+
+    /// A reader of an exec that was started before.
+    pub fn exec_reader(&self, id: ExecId) -> Exec {
+        Exec::attach(self.home.clone(), id)
+    }
+
+    /// Connects to a port inside, and holds `guard` for as long as the connection is open.
+    ///
+    /// # Errors
+    /// Nothing listens there, or the sandbox has ended.
+    pub async fn dial(&self, port: u16, guard: Option<Guard>) -> Result<Port, Error> {
+        let ask = Ask { method: Method::POST, path: format!("/ports/{port}"), body: Bytes::new() };
+        let (response, said) = self.home.link.both_ways(&ask, PORT_WITHIN).await?;
+        Ok(Port::new(response.into_body(), said, guard))
+    }
+
+    /// All its execs, without the one that was ours.
+    ///
+    /// # Errors
+    /// The sandbox has ended or does not answer.
+    pub async fn execs(&self) -> Result<Vec<ExecInfo>, Error> {
+        let ask = Ask { method: Method::GET, path: "/execs".into(), body: Bytes::new() };
+        let mut execs: Vec<ExecInfo> = self.home.link.call(&ask, ANSWER_WITHIN).await?;
+        let own = first_exec();
+        execs.retain(|exec| exec.id != own);
+        Ok(execs)
+    }
+
+    /// Has its guest live so long from now on, whatever it was told at its start.
+    ///
+    /// # Errors
+    /// The sandbox has ended or does not answer within the time.
+    pub async fn live_for(&self, ttl: Duration, within: Duration) -> Result<(), Error> {
+        self.put(format!("/ttl/{}", host::clock::millis(ttl)), within).await
+    }
+
+    /// Has its guest hold the deadlines of all execs until [`Sandbox::live_for`], and live so long.
+    ///
+    /// # Errors
+    /// As [`Sandbox::live_for`].
+    pub async fn hold(&self, ttl: Duration, within: Duration) -> Result<(), Error> {
+        self.put(format!("/hold/{}", host::clock::millis(ttl)), within).await
+    }
+
+    /// Makes the programs of its execs trust this certificate authority, in PEM.
+    ///
+    /// # Errors
+    /// The sandbox has ended or does not answer.
+    pub async fn trust(&self, certificate: &str) -> Result<(), Error> {
+        let body = Bytes::copy_from_slice(certificate.as_bytes());
+        let ask = Ask { method: Method::PUT, path: "/authority".into(), body };
+        self.home.link.call(&ask, ANSWER_WITHIN).await
+    }
+
+    async fn put(&self, path: String, within: Duration) -> Result<(), Error> {
+        self.home.link.call(&Ask { method: Method::PUT, path, body: Bytes::new() }, within).await
+    }
+
+    /// What it uses now.
+    ///
+    /// # Errors
+    /// The sandbox is not known any more.
+    pub async fn usage(&self) -> Result<Usage, Error> {
+        Ok(self.home.runtime.usage(&self.home.id).await?)
+    }
+
+    /// Waits until it has ended, and says why.
+    pub async fn ended(&self) -> LostCause {
+        self.home.link.ended().await
+    }
+
+    /// Ends it and removes everything of it. Can be repeated.
+    ///
+    /// # Errors
+    /// What could not be removed.
+    pub async fn stop(&self, grace: Duration) -> Result<(), Error> {
+        self.home.link.stopping(LostCause::Stopped);
+        Ok(self.home.runtime.stop(&self.home.id, grace).await?)
+    }
+
+    /// Compares what can be seen, from outside and from inside, with what the tier promises.
+    async fn check(&self, profile: &Profile) -> Result<Option<Posture>, Error> {
+        self.home.link.ready(DIAL_WITHIN).instrument(info_span!(target: STEP, "dial")).await?;
+        let outside = info_span!(target: STEP, "posture", what = "outside");
+        let (_, mut differences) = self.home.runtime.posture(&self.home.id).instrument(outside).await?;
+        let inside = match profile {
+            Profile::Run | Profile::Workstation | Profile::Rooted | Profile::Build => {
+                let step = info_span!(target: STEP, "posture", what = "inside");
+                let posture = self.look_inside().instrument(step).await?;
+                differences.extend(user_differences(&posture, self.home.runtime.tier(), profile));
+                Some(posture)
+            }
+            // No code of anybody's runs there.
+            Profile::Unpack { .. } => None,
+        };
+        if differences.is_empty() { Ok(inside) } else { Err(Error::Posture(differences)) }
+    }
+
+    /// What an ordinary exec sees of itself.
+    async fn look_inside(&self) -> Result<Posture, Error> {
+        let spec = ExecSpec {
+            argv: vec!["/.bellglass/guest".into(), "posture".into()],
+            deadline_ms: Some(u64::try_from(ANSWER_WITHIN.as_millis()).unwrap_or(u64::MAX)),
+            ..ExecSpec::default()
+        };
+        let collected = self.exec(first_exec(), &spec).await?.collect().await?;
+        if collected.end.outcome != (Outcome::Exited { code: 0 }) {
+            return Err(Error::Posture(vec![format!(
+                "the first exec ended with {:?}",
+                collected.end.outcome
+            )]));
+        }
+        serde_json::from_slice(&collected.stdout).map_err(|error| {
+            Error::Posture(vec![format!("the first exec did not report its posture: {error}")])
+        })
+    }
+}
+
+/// The id of the exec in which a sandbox shows its posture.
+fn first_exec() -> ExecId {
+    ExecId::from_random([0; 16])
+}
+
+/// How a user process differs from what every tier promises for one.
+fn user_differences(posture: &Posture, tier: Tier, profile: &Profile) -> Vec<String> {
+    let (uid, held) = if *profile == Profile::Build { (0, BUILDS) } else { (limits::UID, 0) };
+    let mut differences = Vec::new();
+    let mut expect = |what: &str, holds: bool, seen: &dyn std::fmt::Debug| {
+        if !holds {
+            differences.push(format!("unexpected {what} of a user process: {seen:?}"));
+        }
+    };
+    expect("uids", posture.uids == [uid; 4], &posture.uids);
+    expect("gids", posture.gids == [uid; 4], &posture.gids);
+    let one_group = matches!(posture.groups.as_slice(), [group] if limits::EXEC_GROUPS.contains(group));
+    expect("groups", one_group, &posture.groups);
+    let exact = [("CapInh", 0), ("CapPrm", held), ("CapEff", held), ("CapBnd", held), ("CapAmb", 0)]
+        .into_iter()
+        .filter(|(set, _)| !(tier == Tier::UserKernel && *set == "CapAmb"))
+        .all(|(set, bits)| posture.capabilities.get(set) == Some(&bits));
+    expect("capabilities", exact, &posture.capabilities);
+    expect("no_new_privileges", posture.no_new_privileges, &posture.no_new_privileges);
+    expect("seccomp", posture.seccomp == 2, &posture.seccomp);
+    let three = posture.descriptors.keys().eq([0, 1, 2].iter());
+    expect("descriptors", three, &posture.descriptors);
+    let namespaces: &BTreeMap<_, _> = &posture.namespaces;
+    expect("namespaces", tier == Tier::UserKernel || namespaces.len() == 7, namespaces);
+    expect("core files", posture.core_bytes == 0, &posture.core_bytes);
+    differences
+}

@@ -1,0 +1,179 @@
+//! A call: one use of a sandbox. While it is held, the sandbox is not idle.
+
+mod code;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::exec::{ExecInfo, ExecSpec};
+use api::files::FileInfo;
+use api::trace::STEP;
+use api::{ExecId, SandboxId, limits};
+use guest_client::{Exec, Files, Port, Sandbox};
+use host::error::Error;
+use tokio::time::Instant;
+use tracing::{Instrument as _, info_span};
+
+use crate::artifacts::regular_files;
+use crate::handle::Handle;
+use crate::message::DriverMessage;
+
+/// A call in progress: as long as it is held, the sandbox is not idle.
+pub struct Call {
+    handle: Arc<Handle>,
+    sandbox: Arc<Sandbox>,
+    /// Whether its files are opened as root.
+    root_files: bool,
+}
+
+impl Call {
+    /// Begins a call.
+    ///
+    /// # Errors
+    /// The sandbox does not run, or is paused.
+    pub(crate) fn begin(handle: &Arc<Handle>) -> Result<Self, Error> {
+        let sandbox = handle.begin_use()?;
+        Ok(Self { handle: Arc::clone(handle), sandbox, root_files: false })
+    }
+
+    /// Starts a command or code under this id, with the template's variables and directory where it has none of its own.
+    /// The same call again starts nothing. Artifacts are kept by [`crate::Node::start_exec`].
+    ///
+    /// # Errors
+    /// As [`Sandbox::start_exec`].
+    pub async fn start_exec(&self, id: &ExecId, spec: ExecSpec) -> Result<ExecInfo, Error> {
+        let spec = self.prepared(spec).await?;
+        let info = self.sandbox.start_exec(id, &spec).await?;
+        self.due(&spec);
+        Ok(info)
+    }
+
+    /// Starts it in the same way, to read what it writes from the first byte on.
+    ///
+    /// # Errors
+    /// As [`Call::start_exec`].
+    pub async fn start_exec_and_read(&self, id: &ExecId, spec: ExecSpec) -> Result<(ExecInfo, Exec), Error> {
+        let spec = self.prepared(spec).await?;
+        let begun = self.sandbox.start_exec_and_read(id, &spec).await?;
+        self.due(&spec);
+        Ok(begun)
+    }
+
+    /// What the guest is asked for.
+    async fn prepared(&self, spec: ExecSpec) -> Result<ExecSpec, Error> {
+        let record = self.handle.record();
+        spec.check().and_then(|()| spec.check_root(record.rooted)).map_err(Error::Request)?;
+        let spec = if spec.uid == Some(0) { at_home(spec) } else { spec };
+        let spec = match spec.code.clone() {
+            Some(code) => self.coded(&record, spec, &code).await?,
+            None => self.handle.dressed(&record, spec),
+        };
+        if !record.sandbox.policy.secrets.is_empty() {
+            self.handle.trust(&self.sandbox).instrument(info_span!(target: STEP, "trust")).await?;
+        }
+        Ok(spec)
+    }
+
+    /// Has the sandbox looked at when the exec should have ended.
+    fn due(&self, spec: &ExecSpec) {
+        if let Some(deadline) = spec.deadline_ms {
+            let whole = deadline + spec.grace_ms.unwrap_or(limits::GRACE_MS) + guest_client::exec::OVERDUE_MS;
+            self.handle.due_at(Instant::now() + Duration::from_millis(whole));
+            self.handle.tell(DriverMessage::Look);
+        }
+    }
+
+    /// The sandbox.
+    pub fn id(&self) -> &SandboxId {
+        self.handle.id()
+    }
+
+    /// The home of the user that code runs as.
+    pub fn home(&self) -> String {
+        let record = self.handle.record();
+        record.env.get("HOME").cloned().unwrap_or_else(|| format!("/home/{}", limits::USER))
+    }
+
+    /// The directory that its template has commands start in, if it says one.
+    pub fn directory(&self) -> Option<String> {
+        self.handle.record().cwd
+    }
+
+    /// Whether root of its own user namespace may run commands.
+    pub fn has_root(&self) -> bool {
+        self.handle.record().rooted
+    }
+
+    /// A reader of an exec.
+    pub fn exec_reader(&self, id: ExecId) -> Exec {
+        self.sandbox.exec_reader(id)
+    }
+
+    /// Connects to a port inside. The sandbox is in use for as long as the connection is held.
+    ///
+    /// # Errors
+    /// Nothing listens there, the sandbox has as many connections as it may, or has ended.
+    pub async fn dial(self, port: u16) -> Result<Port, Error> {
+        let sandbox = Arc::clone(&self.sandbox);
+        sandbox.dial(port, Some(Box::new(self))).await
+    }
+
+    /// The regular files below a folder of the sandbox, in the order of their paths; and whether all were looked at.
+    ///
+    /// # Errors
+    /// The sandbox has ended, or does not answer.
+    pub async fn regular_files(&self, folder: &str) -> Result<(Vec<FileInfo>, bool), Error> {
+        regular_files(&self.files(), folder).await
+    }
+
+    /// All its execs.
+    ///
+    /// # Errors
+    /// As [`Sandbox::execs`].
+    pub async fn execs(&self) -> Result<Vec<ExecInfo>, Error> {
+        self.sandbox.execs().await
+    }
+}
+
+impl Call {
+    /// The same call, whose files are opened as root of the sandbox's own user namespace.
+    ///
+    /// # Errors
+    /// The sandbox has no root.
+    pub fn with_root_files(mut self) -> Result<Self, Error> {
+        let root = ExecSpec { uid: Some(0), ..ExecSpec::default() };
+        root.check_root(self.has_root()).map_err(Error::Request)?;
+        self.root_files = true;
+        Ok(self)
+    }
+
+    /// Whose call it is.
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.handle
+    }
+
+    /// The sandbox.
+    pub(crate) fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
+    /// The files of its sandbox, for as long as the call is held.
+    pub fn files(&self) -> Files {
+        let files = self.sandbox.files(self.handle.shown().limits.disk_bytes);
+        if self.root_files { files.as_root() } else { files }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.handle.end_use();
+    }
+}
+
+/// Root with a home of its own: the template's variables are its user's.
+fn at_home(mut spec: ExecSpec) -> ExecSpec {
+    for (name, value) in [("HOME", "/root"), ("USER", "root"), ("LOGNAME", "root")] {
+        spec.env.entry(name.into()).or_insert_with(|| value.into());
+    }
+    spec
+}

@@ -1,0 +1,156 @@
+//! Running code in a sandbox that is in use: what its interpreter starts with, what a run or a context gets from the record.
+
+use api::code::{Code, ContextInfo, ContextSpec, Variable};
+use api::exec::ExecSpec;
+use api::host::Host;
+use api::policy::{Policy, Preset};
+use api::trace::STEP;
+use api::{ContextId, ErrorCode, Layer, Ran, Retry};
+use guest_client::interpreter::limit_thread_pools;
+use host::error::Error;
+use tracing::{Instrument as _, info_span};
+
+use super::Call;
+use crate::journal::Record;
+
+/// Where pip looks for packages, and where it does unless this variable names another place.
+const INDEX: &str = "PIP_INDEX_URL";
+const USUAL_INDEX: &str = "pypi.org";
+
+impl Call {
+    /// Makes a context under this id, with the template's variables and directory where it has none of its own. The same call
+    /// again makes nothing.
+    ///
+    /// # Errors
+    /// The request is wrong, the id is another one's, or its process could not be started.
+    pub async fn context(&self, id: &ContextId, spec: ContextSpec) -> Result<ContextInfo, Error> {
+        spec.check().map_err(Error::Request)?;
+        let record = self.handle().record();
+        let ContextSpec { language, cwd, env } = spec;
+        let given = self.given(&record, ExecSpec { cwd, env, ..ExecSpec::default() });
+        let spec = ContextSpec { language, cwd: given.cwd, env: given.env };
+        if !record.sandbox.policy.secrets.is_empty() {
+            self.handle().trust(self.sandbox()).await?;
+        }
+        self.prepare(&record).await?;
+        self.sandbox().create_context(id, &spec).await
+    }
+
+    /// All its contexts.
+    ///
+    /// # Errors
+    /// The sandbox has ended or does not answer.
+    pub async fn contexts(&self) -> Result<Vec<ContextInfo>, Error> {
+        self.sandbox().contexts().await
+    }
+
+    /// Ends a context, and the cell that runs in it.
+    ///
+    /// # Errors
+    /// It is not known, or the sandbox has ended.
+    pub async fn remove_context(&self, id: &ContextId) -> Result<(), Error> {
+        self.sandbox().remove_context(id).await
+    }
+
+    /// Has a context begin anew, without its variables.
+    ///
+    /// # Errors
+    /// It is not known, or its process could not be started.
+    pub async fn restart_context(&self, id: &ContextId) -> Result<ContextInfo, Error> {
+        self.prepare(&self.handle().record()).await?;
+        self.sandbox().restart_context(id).await
+    }
+
+    /// Ends the cell that runs in a context; its variables stay where the cell heeds that.
+    ///
+    /// # Errors
+    /// It is not known, or the sandbox has ended.
+    pub async fn interrupt_context(&self, id: &ContextId) -> Result<ContextInfo, Error> {
+        self.sandbox().interrupt_context(id).await
+    }
+
+    /// What a context has in its variables.
+    ///
+    /// # Errors
+    /// It is not known, or runs a cell.
+    pub async fn variables(&self, id: &ContextId) -> Result<Vec<Variable>, Error> {
+        self.sandbox().variables(id).await
+    }
+
+    /// What code is asked to do, as it is told to the guest. A cell has only what it says itself: its context has the rest.
+    pub(crate) async fn coded(
+        &self,
+        record: &Record,
+        spec: ExecSpec,
+        code: &Code,
+    ) -> Result<ExecSpec, Error> {
+        let own_index = [&spec.env, &record.env].iter().any(|env| env.contains_key(INDEX));
+        if !own_index {
+            check_packages(&record.sandbox.policy, code).map_err(Error::Request)?;
+        }
+        self.prepare(record).await?;
+        Ok(if code.context.is_some() { spec } else { self.given(record, spec) })
+    }
+
+    /// What the request says, and what the policy, the template and the limits of the sandbox say where it does not.
+    fn given(&self, record: &Record, spec: ExecSpec) -> ExecSpec {
+        let mut spec = self.handle().dressed(record, spec);
+        limit_thread_pools(&mut spec.env, record.sandbox.limits.cpu_millis);
+        spec
+    }
+
+    /// Tells the guest what its interpreter begins with, unless this process has.
+    async fn prepare(&self, record: &Record) -> Result<(), Error> {
+        let (handle, sandbox) = (self.handle(), self.sandbox());
+        if !handle.is_prepared() {
+            let cpu_millis = record.sandbox.limits.cpu_millis;
+            let preparing = sandbox.set_interpreter(&record.imports, &record.env, cpu_millis);
+            preparing.instrument(info_span!(target: STEP, "interpreter")).await?;
+            handle.now_prepared();
+        }
+        Ok(())
+    }
+}
+
+/// Refuses packages where none can come in, before anything runs.
+fn check_packages(policy: &Policy, code: &Code) -> Result<(), api::Error> {
+    let wanted = !code.requirements.is_empty() || code.install_missing;
+    let usual = Host::parse(USUAL_INDEX)?;
+    if !wanted
+        || policy.presets.contains(&Preset::PythonPackages)
+        || egress::decide(policy, &usual, 443, &egress::Ask::Tunnel).is_ok()
+    {
+        return Ok(());
+    }
+    Err(api::Error {
+        code: ErrorCode::Forbidden,
+        message: "the sandbox's policy does not allow Python packages".into(),
+        layer: Layer::Policy,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix:
+            "Create the sandbox with the preset `python-packages` in its policy, or omit `requirements` and \
+              `install_missing` and use the packages of its template."
+                .into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_are_refused_where_none_can_come_in() {
+        let wants = Code { source: "x".into(), requirements: vec!["numpy".into()], ..Code::default() };
+        let refused = check_packages(&Policy::default(), &wants).unwrap_err();
+        assert_eq!((refused.code, refused.ran), (ErrorCode::Forbidden, Ran::No));
+        assert!(refused.fix.contains("python-packages"));
+        let installs = Code { install_missing: true, requirements: Vec::new(), ..wants.clone() };
+        assert!(check_packages(&Policy::default(), &installs).is_err());
+        let lets = Policy::of_words(&["python-packages"]).unwrap();
+        assert_eq!(check_packages(&lets, &wants), Ok(()));
+        let named = Policy::of_words(&["pypi.org", "files.pythonhosted.org"]).unwrap();
+        assert_eq!(check_packages(&named, &wants), Ok(()));
+        assert_eq!(check_packages(&Policy::default(), &Code { requirements: Vec::new(), ..wants }), Ok(()));
+    }
+}

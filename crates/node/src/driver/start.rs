@@ -1,0 +1,177 @@
+//! Starts a sandbox: waits for its turn, creates it, and prepares it until its template is ready.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::trace::STEP;
+use guest_client::Sandbox;
+use host::error::Error;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tracing::{Instrument as _, Span, info_span};
+
+use super::Driver;
+use super::ahead::hold_ready;
+use super::egress::{Attendant, attended};
+use crate::handle::Handle;
+use crate::lifecycle::Event;
+use crate::message::DriverMessage;
+use crate::pool::Making;
+use crate::ready::{Preparation, Readiness};
+use crate::shared::Shared;
+
+/// How long a start waits for its turn.
+const TURN_WITHIN: Duration = Duration::from_secs(120);
+
+/// Whom a sandbox is made for.
+pub(crate) enum StartFor {
+    /// Somebody who waits for it.
+    Client(Preparation),
+    /// Whoever claims it: it is made ahead.
+    Pool(Making),
+}
+
+/// A start in progress.
+pub(super) struct Start {
+    task: JoinHandle<Result<Started, Error>>,
+    /// Set when the result is no longer needed.
+    unwanted: watch::Sender<bool>,
+}
+
+/// A sandbox that was created.
+struct Started {
+    sandbox: Arc<Sandbox>,
+    attendant: Option<Attendant>,
+    /// The request that waits for the sandbox.
+    request: Span,
+}
+
+impl Driver {
+    /// Begins to create the sandbox.
+    pub(super) fn begin_start(&self, whom: StartFor) -> Start {
+        let (shared, handle) = (Arc::clone(&self.shared), Arc::clone(&self.handle));
+        let (sender, unwanted) = watch::channel(false);
+        let task = tokio::spawn(async move {
+            let (sandbox, preparation) = match whom {
+                StartFor::Client(preparation) => {
+                    let request = preparation.request.clone();
+                    (in_turn(&shared, &handle).instrument(request).await?, preparation)
+                }
+                StartFor::Pool(making) => hold_ready(&shared, &handle, making, unwanted.clone()).await?,
+            };
+            let request = preparation.request.clone();
+            let (sandbox, attendant) = furnish(&shared, &handle, sandbox, (preparation, unwanted))
+                .instrument(request.clone())
+                .await?;
+            Ok(Started { sandbox, attendant, request })
+        });
+        Start { task, unwanted: sender }
+    }
+
+    pub(super) fn abandon_start(&self) {
+        if let Some(start) = &self.start {
+            start.unwanted.send_replace(true);
+        }
+    }
+
+    /// Waits for the end of the start, or for a request to stop.
+    pub(super) async fn await_start(&mut self) -> Event {
+        let Some(start) = &mut self.start else { return Event::StartFailed };
+        let result = loop {
+            tokio::select! {
+                result = &mut start.task => break result,
+                Some(word) = self.inbox.recv() => {
+                    // A dropped reply tells a client that pauses or resumes the sandbox that it does not run.
+                    if let DriverMessage::End(reason) = word {
+                        return Event::Requested(reason);
+                    }
+                }
+            }
+        };
+        self.start = None;
+        let error = match result {
+            Ok(Ok(started)) => {
+                self.handle.hold(started.sandbox);
+                // Time spent waiting for the start does not count as idle time.
+                self.handle.active(Instant::now());
+                self.attendant = started.attendant;
+                self.request = started.request;
+                return Event::Started;
+            }
+            Ok(Err(error)) => error,
+            Err(source) => Error::System { act: "start a sandbox".into(), source: source.into() },
+        };
+        if !self.handle.is_pooled() {
+            let told = error.to_api();
+            if [api::ErrorCode::Platform, api::ErrorCode::TierUnavailable].contains(&told.code) {
+                tracing::error!(sandbox = %self.handle.id(), error = told.message, "cannot start sandbox");
+            }
+            let act = format!("start sandbox {}", self.handle.id());
+            self.error = Some(host::error::discreet_start(&error, &act));
+        }
+        Event::StartFailed
+    }
+}
+
+/// Makes a sandbox when its turn has come.
+async fn in_turn(shared: &Shared, handle: &Handle) -> Result<Sandbox, Error> {
+    let project = handle.shown().project;
+    let turn = tokio::time::timeout(TURN_WITHIN, shared.turns.turn(&project));
+    let turn = turn.instrument(info_span!(target: STEP, "turn")).await;
+    // What takes longer than a start does not keep others from theirs.
+    let _turn =
+        turn.map_err(|_| Error::Deadline { what: "waiting to start the sandbox", after: TURN_WITHIN })?;
+    shared.start(handle).await
+}
+
+/// Puts into a sandbox what it is to have before it runs.
+async fn furnish(
+    shared: &Arc<Shared>,
+    handle: &Arc<Handle>,
+    sandbox: Sandbox,
+    (preparation, unwanted): (Preparation, watch::Receiver<bool>),
+) -> Result<(Arc<Sandbox>, Option<Attendant>), Error> {
+    let disk = handle.shown().limits.disk_bytes;
+    let putting = shared.datasets.put_in(sandbox, disk, &preparation.datasets, unwanted.clone());
+    let sandbox = match preparation.datasets.is_empty() {
+        true => putting.await?,
+        false => putting.instrument(info_span!(target: STEP, "datasets")).await?,
+    };
+    bring_about(shared, handle, sandbox, &preparation.readiness, unwanted).await
+}
+
+/// Has what the template starts running and ready, with a way out. Of a sandbox in which that cannot be nothing is left; one that
+/// nobody wants any more is given back at once.
+async fn bring_about(
+    shared: &Arc<Shared>,
+    handle: &Arc<Handle>,
+    sandbox: Sandbox,
+    readiness: &Readiness,
+    mut unwanted: watch::Receiver<bool>,
+) -> Result<(Arc<Sandbox>, Option<Attendant>), Error> {
+    let sandbox = Arc::new(sandbox);
+    if readiness.is_empty() {
+        return Ok((sandbox, None));
+    }
+    let policy = handle.policy().borrow().clone();
+    let attendant = attended(shared, handle, &sandbox);
+    let bringing = async {
+        if !policy.secrets.is_empty() {
+            handle.trust(&sandbox).await?;
+        }
+        readiness.bring_about(&sandbox, &policy).await
+    };
+    let bringing = bringing.instrument(info_span!(target: STEP, "ready"));
+    let brought = tokio::select! {
+        brought = bringing => brought,
+        Ok(_) = unwanted.wait_for(|unwanted| *unwanted) => Ok(()),
+    };
+    match brought {
+        Ok(()) => Ok((sandbox, Some(attendant))),
+        Err(error) => {
+            sandbox.stop(Duration::ZERO).await?;
+            Err(error)
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The folders of sessions.
+
+use std::sync::Arc;
+
+use api::SessionId;
+
+use crate::{Folder, Node};
+
+impl Node {
+    /// The folder of a session.
+    pub fn folder(&self, project: &str, session: &SessionId) -> Folder {
+        Folder::new(Arc::clone(&self.shared.folders), project, session)
+    }
+}

@@ -1,0 +1,95 @@
+//! Requests to pause and resume a sandbox, and calls, which resume a paused one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::SandboxId;
+use host::error::Error;
+use tokio::sync::oneshot;
+
+use crate::handle::{Handle, not_running};
+use crate::journal::AutoResume;
+use crate::message::{DriverMessage, Reply, ResumeRequest};
+use crate::{Call, Node};
+
+/// A pause takes the time that a guest and a freezer may take at most, and may wait for another one.
+const REPLY_WITHIN: Duration = Duration::from_secs(60);
+
+impl Node {
+    /// Pauses a sandbox. Returns whether it was running before. The pause completes even if the caller is gone.
+    ///
+    /// # Errors
+    /// The sandbox is not known, does not run or does not answer, or its backend cannot pause it: then it runs.
+    pub async fn pause(&self, id: &SandboxId) -> Result<bool, Error> {
+        request(&self.known(id)?, DriverMessage::Pause).await
+    }
+
+    /// Resumes a sandbox and restarts its idle time and its time to live. Returns whether it was paused. A running sandbox is left as it
+    /// is. The resume completes even if the caller is gone.
+    ///
+    /// # Errors
+    /// The sandbox is not known or has ended, or its backend cannot resume it: then it is paused.
+    pub async fn resume(&self, id: &SandboxId, ttl: Option<Duration>) -> Result<bool, Error> {
+        request(&self.known(id)?, |reply| DriverMessage::Resume(ResumeRequest { ttl, reply })).await
+    }
+
+    /// Which requests resume a sandbox when it is paused.
+    pub fn auto_resume(&self, id: &SandboxId) -> Option<AutoResume> {
+        Some(self.known(id).ok()?.record().auto_resume)
+    }
+
+    /// Begins a call to a sandbox, which is not idle as long as the call is held. Resumes a paused sandbox.
+    ///
+    /// # Errors
+    /// The sandbox is not known, does not run, or cannot be resumed.
+    pub async fn call(&self, id: &SandboxId) -> Result<Call, Error> {
+        self.resumed(id, |_| Ok(None)).await
+    }
+
+    /// Begins a call like [`Node::call`], for a client that resumes a sandbox only if the sandbox was created so.
+    ///
+    /// # Errors
+    /// As [`Node::call`]; `NotFound` if the sandbox is paused and only a connect resumes it.
+    pub async fn call_if_resumable(&self, id: &SandboxId) -> Result<Call, Error> {
+        let may_resume = |handle: &Handle| {
+            let record = handle.record();
+            let least = Duration::from_millis(record.auto_resume.ttl_min_ms);
+            let ttl = Duration::from_millis(record.sandbox.limits.ttl_ms).max(least);
+            let missing = || Error::Runtime(runtime::Error::NotFound(id.clone()));
+            record.auto_resume.enabled.then_some(Some(ttl)).ok_or_else(missing)
+        };
+        self.resumed(id, may_resume).await
+    }
+
+    /// Begins a call. If the sandbox is paused, resumes it with the time to live that `may_resume` returns.
+    async fn resumed(
+        &self,
+        id: &SandboxId,
+        may_resume: impl Fn(&Handle) -> Result<Option<Duration>, Error>,
+    ) -> Result<Call, Error> {
+        let handle = self.known(id)?;
+        loop {
+            match Call::begin(&handle) {
+                // A pause that is in progress, or follows the resume at once, is answered by another resume.
+                Err(_) if handle.is_paused() && handle.is_resumable() => {
+                    let ttl = may_resume(&handle)?;
+                    request(&handle, |reply| DriverMessage::Resume(ResumeRequest { ttl, reply })).await?;
+                }
+                call => return call,
+            }
+        }
+    }
+}
+
+/// Sends a request to the driver of a sandbox and waits for its reply.
+async fn request(handle: &Arc<Handle>, message: impl FnOnce(Reply) -> DriverMessage) -> Result<bool, Error> {
+    let (reply, answer) = oneshot::channel();
+    let asking = async {
+        handle.insist(message(reply)).await;
+        // The driver drops the reply when the sandbox is stopped or has ended.
+        answer.await.unwrap_or_else(|_| Err(not_running(&handle.shown())))
+    };
+    let what = "pausing or resuming the sandbox";
+    let late = |_| Error::Deadline { what, after: REPLY_WITHIN };
+    tokio::time::timeout(REPLY_WITHIN, asking).await.map_err(late)?
+}

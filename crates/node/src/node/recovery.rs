@@ -1,0 +1,138 @@
+//! Start is recovery: what is written down is compared with what is there.
+//!
+//! ```text
+//! what is written down      what is there          what is done
+//! starting                  anything               removed: nobody was told of it yet   lost, interrupted
+//! running                   alive                  taken over, with all its execs
+//! paused                    alive                  taken over, and frozen again if it runs
+//! running, paused           nobody can say         waited for until somebody can
+//! running, paused           dead or gone           removed                              lost, died or host_reboot
+//! stopping                  anything               removed                              the reason written down
+//! what cannot be read       alive                  left alone, out of reach             lost, record_damaged
+//! what cannot be read       dead or gone           removed                              lost, record_damaged
+//! nothing                   nobody's               removed
+//! ```
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::SandboxId;
+use api::sandbox::{EndReason, SandboxState};
+use guest_client::link::Pause;
+use guest_client::sandbox::Sandbox;
+use host::clock;
+use host::error::Error;
+use runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::create::INBOX;
+use crate::Node;
+use crate::driver::Beginning;
+use crate::journal::Record;
+use crate::shared::{Handles, Shared};
+
+impl Node {
+    /// Takes over what runs, and removes what is half-made, half-removed, dead or nobody's.
+    pub(crate) async fn recover(&self) -> Result<(), Error> {
+        let shared = &self.shared;
+        let mut there: HashMap<_, (Arc<dyn Runtime>, runtime::Listed)> = HashMap::new();
+        let mut away = HashMap::new();
+        for runtime in shared.choice.runtimes.iter().chain(&shared.choice.kept) {
+            match runtime.list().await {
+                Ok(found) => {
+                    there.extend(found.into_iter().map(|one| (one.id.clone(), (Arc::clone(runtime), one))));
+                }
+                // Nobody knows how its sandboxes are; they are waited for.
+                Err(error @ (runtime::Error::Unavailable { .. } | runtime::Error::Unsupported { .. }))
+                    if runtime.takes_images() =>
+                {
+                    tracing::warn!(backend = runtime.name(), "{error}");
+                    away.insert(runtime.name().to_owned(), Arc::clone(runtime));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let records = shared.journal.load()?;
+        let lost = shared.journal.lost()?;
+        let mut handles = shared.handles();
+        for mut record in records {
+            if !record.ports.has_all_tokens() {
+                // Of a release that had fewer.
+                record.ports = record.ports.with_all_tokens()?;
+                shared.journal.save(&record)?;
+            }
+            let found = there.remove(&record.sandbox.id);
+            let living = found.filter(|(_, listed)| listed.alive).map(|(runtime, _)| runtime);
+            let living = living.or_else(|| away.get(&record.runtime).cloned());
+            let living = living.filter(|_| record.boot == shared.boot);
+            let beginning = match (record.sandbox.state, record.sandbox.reason) {
+                (SandboxState::Ended | SandboxState::Lost, _) => None,
+                (SandboxState::Running | SandboxState::Paused, _) if living.is_some() => {
+                    Some(Beginning::Adopt)
+                }
+                (SandboxState::Stopping, Some(reason)) => Some(Beginning::End(reason)),
+                (SandboxState::Starting, _) => Some(Beginning::End(EndReason::Interrupted)),
+                (SandboxState::Running | SandboxState::Paused | SandboxState::Stopping, _) => {
+                    Some(Beginning::End(shared.absent(&record)))
+                }
+            };
+            match (beginning, living) {
+                (Some(Beginning::Adopt), Some(runtime)) => self.adopt(record, runtime, &mut handles),
+                (Some(beginning), _) => drop(self.begin(record, beginning, &mut handles)),
+                (None, _) => self.remember(record, &mut handles),
+            }
+        }
+        drop(handles);
+        for (id, (runtime, listed)) in there {
+            if listed.alive && lost.contains(&id) {
+                // Whose it is and what it may do is not known any more. Its guest ends it when its time to live is over.
+                tracing::error!(sandbox = %id, "sandbox is running but its record is lost; no client can reach the sandbox, and it runs until its time to live expires");
+            } else if !listed.owned {
+                tracing::warn!(sandbox = %id, "removing orphaned sandbox");
+                tokio::spawn(async move { runtime.stop(&id, Duration::ZERO).await });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the record of a sandbox was lost.
+    pub fn has_lost_record(&self, id: &SandboxId) -> bool {
+        self.shared.journal.lost().is_ok_and(|lost| lost.contains(id))
+    }
+
+    /// Takes a sandbox over from a process that is gone. What its execs are due is asked at once.
+    fn adopt(&self, record: Record, runtime: Arc<dyn Runtime>, handles: &mut Handles) {
+        let (tell, inbox) = mpsc::channel(INBOX);
+        let handle = Arc::new(self.handle_of(record, tell));
+        let memory_bytes = handle.shown().limits.memory_bytes;
+        let sandbox = Sandbox::attach(runtime, handle.id().clone(), memory_bytes);
+        if handle.state() == SandboxState::Paused {
+            sandbox.link().set_pause(Pause::Changing);
+        }
+        handle.hold(Arc::new(sandbox));
+        handle.look_at(Instant::now());
+        self.drive(&handle, inbox, Beginning::Adopt, handles);
+    }
+
+    /// Keeps what ended until somebody has taken note.
+    fn remember(&self, record: Record, handles: &mut Handles) {
+        let (tell, _) = mpsc::channel(INBOX);
+        let handle = self.handle_of(record, tell);
+        handles.insert(handle.id().clone(), Arc::new(handle));
+    }
+}
+
+impl Shared {
+    /// Why a sandbox is not there that should be.
+    fn absent(&self, record: &Record) -> EndReason {
+        if record.boot != self.boot {
+            EndReason::HostReboot
+        } else if clock::boot_ms() >= record.expires_boot_ms {
+            EndReason::Expired
+        } else {
+            EndReason::Died
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! A Debian system from packages, made by `mmdebstrap` and handed on as one layer.
+//!
+//! The packages are Debian's, signed, and their scripts run as root in a directory of this machine, as they do when
+//! anybody installs Debian. They run in namespaces of mounts and processes of their own: what `mmdebstrap` mounts is
+//! never in the host's table, and all of it ends with the command, however that ends. What comes out is unpacked like
+//! any other layer.
+
+mod sources;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use api::layer::Compression;
+use api::policy::PROXY_PORT;
+use api::{ErrorCode, Layer, Ran, Retry};
+use egress::gate::HOST;
+use host::error::Error;
+use rustix::process::{Pid, Signal};
+use tokio::sync::mpsc;
+
+use crate::unpack::{Piece, Source, pass_on};
+use crate::{failed, layers, unsound};
+
+/// A fast mirror takes half a minute.
+const BUILD_WITHIN: Duration = Duration::from_secs(30 * 60);
+/// What is kept of standard error: the last screens of a package manager that failed.
+const TAIL_BYTES: usize = 4096;
+/// Bytes of one line of it.
+const LINE_BYTES_MAX: u64 = 4096;
+/// How often a program that has closed its output is asked whether it is gone.
+const WAIT_EVERY: Duration = Duration::from_millis(20);
+/// How often that is asked of one that was killed.
+const ENDING_TRIES: u32 = 100;
+const PIECES_WAITING: usize = 4;
+
+/// What every template `base` has beside Debian's own minimum (bash, coreutils, apt).
+pub(super) const PACKAGES: [&str; 10] = [
+    "ca-certificates",
+    "curl",
+    "git",
+    "iproute2",
+    "procps",
+    "python3",
+    "python3-pip",
+    "python3-venv",
+    "unzip",
+    "xz-utils",
+];
+/// What nobody reads in a sandbox; licences stay.
+const LEFT_OUT: [&str; 6] = [
+    "path-exclude=/usr/share/doc/*",
+    "path-include=/usr/share/doc/*/copyright",
+    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/locale/*",
+    "path-include=/usr/share/locale/locale.alias",
+    "path-exclude=/usr/share/man/*",
+];
+/// Where programs of the machine are. Not where a user's own may be: what is found here runs as root.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Mounts and processes of its own, which end with the first of them.
+const ALONE: [&str; 7] =
+    ["--mount", "--propagation=private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--"];
+/// Variables by which the operator says how packages are reached. Nothing else of the environment is passed on.
+const PROXIES: [&str; 5] = ["http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"];
+
+/// Which Debian, from where, with what.
+#[derive(Clone, Debug)]
+pub struct Base {
+    /// The release.
+    pub suite: String,
+    /// Where packages come from: an URL or a whole `deb` line. None: as this machine's own apt says, if it knows the
+    /// release, or Debian's own servers.
+    pub mirror: Option<String>,
+    /// Packages beside those that every base has.
+    pub packages: Vec<String>,
+}
+
+/// The programs that building takes.
+struct Tools {
+    setpriv: PathBuf,
+    unshare: PathBuf,
+    mmdebstrap: PathBuf,
+}
+
+/// The program that builds. Dropping this ends it.
+pub(super) struct Building {
+    child: Arc<Mutex<Child>>,
+    watchdog: tokio::task::JoinHandle<()>,
+    scratch: PathBuf,
+}
+
+impl Default for Base {
+    fn default() -> Self {
+        Self { suite: "bookworm".into(), mirror: None, packages: Vec::new() }
+    }
+}
+
+impl Base {
+    /// Starts building; the archive comes as the pieces of a source.
+    pub(super) fn start(&self, scratch: PathBuf) -> Result<Source, Error> {
+        let tools = Tools::find()?;
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o711).create(&scratch).map_err(failed("create directory", &scratch))?;
+        let mut command = self.command(&tools, &sources::of_this_machine(&self.suite))?;
+        command.env("TMPDIR", &scratch);
+        let argv = spelled(&command);
+        let mut child =
+            command.spawn().map_err(|source| Error::System { act: "start mmdebstrap".into(), source })?;
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let child = Arc::new(Mutex::new(child));
+        let late = Arc::new(AtomicBool::new(false));
+        let (slow, is_late) = (Arc::clone(&child), Arc::clone(&late));
+        let watchdog = tokio::spawn(async move {
+            tokio::time::sleep(BUILD_WITHIN).await;
+            is_late.store(true, Ordering::Relaxed);
+            end(&slow);
+        });
+        let building = Building { child: Arc::clone(&child), watchdog, scratch };
+        let (sender, pieces) = mpsc::channel(PIECES_WAITING);
+        let says = sender.clone();
+        let tail = std::thread::spawn(move || stderr.map_or_else(Vec::new, |stderr| listen(stderr, &says)));
+        tokio::task::spawn_blocking(move || {
+            let read =
+                stdout.map_or_else(|| Err(io::ErrorKind::BrokenPipe.into()), |out| pass_on(out, &sender));
+            let last = match (last(read, &child, tail, &argv), late.load(Ordering::Relaxed)) {
+                (Piece::Failed(_), true) => {
+                    Piece::Failed(Error::Deadline { what: "building with mmdebstrap", after: BUILD_WITHIN })
+                }
+                (last, _) => last,
+            };
+            let _ = sender.blocking_send(last);
+        });
+        Ok(Source { compression: Compression::None, pieces, _program: Some(Box::new(building)) })
+    }
+
+    /// All that makes a difference to what is built, where packages come from excepted.
+    pub(super) fn contents(&self) -> Vec<String> {
+        let packages = PACKAGES.into_iter().map(str::to_owned).chain(self.packages.iter().cloned());
+        packages.chain(LEFT_OUT.map(str::to_owned)).chain([settings(&self.suite)]).collect()
+    }
+
+    fn command(&self, tools: &Tools, lines: &[String]) -> Result<Command, Error> {
+        let words = self.packages.iter().chain([&self.suite]);
+        if let Some(bad) = words.into_iter().find(|word| !crate::recipe::debian_word(word)) {
+            return Err(unsound(
+                format!("{bad:?} is not a valid Debian release or package name"),
+                "Use a release such as bookworm, and valid package names.",
+            ));
+        }
+        let packages = PACKAGES.into_iter().chain(self.packages.iter().map(String::as_str));
+        let mut command = Command::new(&tools.setpriv);
+        command.args(["--pdeathsig", "KILL", "--"]).arg(&tools.unshare).args(ALONE).arg(&tools.mmdebstrap);
+        command.args(["--variant=minbase", "--format=tar", "--aptopt=Acquire::Retries \"3\""]);
+        command.arg(format!("--include={}", packages.collect::<Vec<_>>().join(",")));
+        command.args(LEFT_OUT.map(|option| format!("--dpkgopt={option}")));
+        command.arg(format!("--customize-hook={}", settings(&self.suite)));
+        command.args(["--", &self.suite, "-"]);
+        match &self.mirror {
+            Some(mirror) if mirror.starts_with("deb ") || mirror.contains("://") => command.arg(mirror),
+            Some(mirror) => {
+                return Err(unsound(
+                    format!("{mirror:?} is not a valid mirror"),
+                    "Use a URL or a `deb` line.",
+                ));
+            }
+            None => command.args(lines),
+        };
+        command.env_clear().env("PATH", PATH).env("LC_ALL", "C.UTF-8");
+        let upper = PROXIES.map(str::to_uppercase);
+        for name in PROXIES.into_iter().chain(upper.iter().map(String::as_str)) {
+            if let Some(value) = std::env::var_os(name) {
+                command.env(name, value);
+            }
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A group of its own, so that all of it can be ended.
+        command.process_group(0);
+        Ok(command)
+    }
+}
+
+/// A script that makes programs of the system look for the outside where a sandbox has it, also those whose environment was taken away;
+/// and that takes the machine's own sources out of it, which may have passwords in them.
+fn settings(suite: &str) -> String {
+    let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
+    let gate = format!("http://{HOST}");
+    let files = [
+        (
+            "apt/apt.conf.d/80bellglass",
+            format!("Acquire::http::Proxy \"{proxy}\";\nAcquire::https::Proxy \"{proxy}\";\n"),
+        ),
+        (
+            "apt/sources.list",
+            format!(
+                "deb {gate}/debian {suite} main\ndeb {gate}/debian {suite}-updates main\ndeb {gate}/debian-security {suite}-security main\n"
+            ),
+        ),
+        ("pip.conf", format!("[global]\nproxy = {proxy}\n")),
+        ("gitconfig", format!("[http]\n\tproxy = {proxy}\n")),
+        ("npmrc", format!("proxy={proxy}\nhttps-proxy={proxy}\n")),
+    ];
+    let mut script = "rm -rf \"$1\"/etc/apt/sources.list.d/*".to_owned();
+    for (path, text) in files {
+        // Nothing in these has a quote of this kind.
+        let _ = write!(script, "; printf '%s' '{text}' > \"$1\"/etc/{path}");
+    }
+    script
+}
+
+impl Drop for Building {
+    fn drop(&mut self) {
+        self.watchdog.abort();
+        end(&self.child);
+        let is_gone =
+            || !matches!(self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait(), Ok(None));
+        for _ in 0..ENDING_TRIES {
+            if is_gone() {
+                break;
+            }
+            std::thread::sleep(WAIT_EVERY);
+        }
+        // What cannot be removed now is removed by the next command.
+        let _ = layers::remove(&self.scratch);
+    }
+}
+
+/// Ends the program, if it still runs, and with it all that it has started and mounted.
+fn end(child: &Mutex<Child>) {
+    let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
+    // Only while it has not been waited for is its number its own.
+    if let (Ok(None), Some(group)) =
+        (child.try_wait(), i32::try_from(child.id()).ok().and_then(Pid::from_raw))
+    {
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+    }
+}
+
+/// What to say last: the archive's digest if the program ended well, why not otherwise.
+fn last(read: io::Result<String>, child: &Mutex<Child>, tail: JoinHandle<Vec<u8>>, argv: &str) -> Piece {
+    let status = loop {
+        let status = child.lock().unwrap_or_else(PoisonError::into_inner).try_wait();
+        match status {
+            Ok(Some(status)) => break Ok(status),
+            Ok(None) => std::thread::sleep(WAIT_EVERY),
+            Err(error) => break Err(error),
+        }
+    };
+    let tail = tail.join().unwrap_or_default();
+    let failed = |status: String| {
+        let stderr = String::from_utf8_lossy(&tail).trim().to_owned();
+        Piece::Failed(Error::Runtime(runtime::Error::Command { argv: argv.to_owned(), status, stderr }))
+    };
+    match (status, read) {
+        (Ok(status), Ok(digest)) if status.success() => Piece::End(digest),
+        (Ok(status), _) if !status.success() => failed(say(status)),
+        (Ok(_), Err(source)) | (Err(source), _) => {
+            Piece::Failed(Error::System { act: "read the archive from mmdebstrap".into(), source })
+        }
+        (Ok(status), Ok(_)) => failed(say(status)),
+    }
+}
+
+/// Passes on what the program says, line by line, and keeps the end of it.
+fn listen(stderr: impl Read, says: &mpsc::Sender<Piece>) -> Vec<u8> {
+    let mut reader = BufReader::new(stderr);
+    let mut tail = Vec::new();
+    loop {
+        let mut line = Vec::new();
+        match reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return tail,
+            Ok(_) => {}
+        }
+        tail.extend(&line);
+        tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
+        let _ = says.blocking_send(Piece::Says(String::from_utf8_lossy(&line).trim_end().to_owned()));
+    }
+}
+
+impl Tools {
+    fn find() -> Result<Self, Error> {
+        let find = |name: &str, package: &str| {
+            let mut paths = PATH.split(':').map(|directory| Path::new(directory).join(name));
+            paths.find(|path| path.is_file()).ok_or_else(|| missing(name, package))
+        };
+        Ok(Self {
+            setpriv: find("setpriv", "util-linux")?,
+            unshare: find("unshare", "util-linux")?,
+            mmdebstrap: find("mmdebstrap", "mmdebstrap")?,
+        })
+    }
+}
+
+fn say(status: ExitStatus) -> String {
+    match std::os::unix::process::ExitStatusExt::signal(&status) {
+        Some(signal) => format!("signal {signal}"),
+        None => format!("status {}", status.code().unwrap_or(-1)),
+    }
+}
+
+fn spelled(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+fn missing(name: &str, package: &str) -> Error {
+    Error::Request(api::Error {
+        code: ErrorCode::Unsupported,
+        message: format!("{name} is not installed; it is needed to build a Debian system from packages"),
+        layer: Layer::Platform,
+        ran: Ran::No,
+        retry: Retry::Useless,
+        fix: format!("Run `apt-get install {package}`."),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tools() -> Tools {
+        Tools { setpriv: "/s".into(), unshare: "/u".into(), mmdebstrap: "/m".into() }
+    }
+
+    fn words(base: &Base) -> Vec<String> {
+        let command = base.command(&tools(), &["deb http://mirror/debian bookworm main".to_owned()]).unwrap();
+        command.get_args().map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn the_machines_own_sources_are_used_unless_a_mirror_is_named() {
+        let base = Base::default();
+        assert!(words(&base).ends_with(&[
+            "bookworm".into(),
+            "-".into(),
+            "deb http://mirror/debian bookworm main".into()
+        ]));
+        let base = Base { mirror: Some("http://other/debian".into()), ..base };
+        assert!(words(&base).ends_with(&["-".into(), "http://other/debian".into()]));
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_its_package() {
+        let error = missing("mmdebstrap", "mmdebstrap").to_api();
+        assert_eq!(
+            (error.code, error.fix.as_str()),
+            (ErrorCode::Unsupported, "Run `apt-get install mmdebstrap`.")
+        );
+    }
+
+    #[test]
+    fn words_that_would_be_options_are_refused() {
+        let fine = |base: Base| base.command(&tools(), &[]).is_ok();
+        for bad in ["--hook=x", "", "a,b", "a b", "./x.deb"] {
+            assert!(!fine(Base { packages: vec![bad.into()], ..Base::default() }), "{bad}");
+        }
+        assert!(!fine(Base { mirror: Some("--x".into()), ..Base::default() }));
+        assert!(fine(Base { packages: vec!["libstdc++6".into()], ..Base::default() }));
+    }
+
+    #[test]
+    fn the_end_of_what_a_program_said_is_kept() {
+        let (sender, mut pieces) = mpsc::channel(10_000);
+        let text: String = (0..5000).map(|number| format!("line {number}\n")).collect();
+        let tail = listen(text.as_bytes(), &sender);
+        assert_eq!(tail.len(), TAIL_BYTES);
+        assert!(tail.ends_with(b"line 4999\n"));
+        assert!(matches!(pieces.try_recv(), Ok(Piece::Says(line)) if line == "line 0"));
+    }
+}

@@ -1,0 +1,178 @@
+//! Templates that an engine makes, for machines on which nothing else can: an image that it is given, or a recipe that it builds.
+//!
+//! Their one layer is named by the image's own digest, so that they are templates like others, which only an engine has.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use host::error::Error;
+use runtime::engine::{EMPTY, Engine, Kind, Place};
+
+use crate::build::Order;
+use crate::containerfile::named;
+use crate::image::Image;
+use crate::package::Package;
+use crate::recipe::{Copy, Recipe, Step};
+use crate::{Progress, Store, Template, Watch, copy, failed, loadable, store, unsound};
+
+/// Makes a template of an image file, which the engine keeps.
+///
+/// # Errors
+/// The image is not sound, is for another machine, or the engine does not take it.
+pub async fn import(data: &Path, engine: &Engine, name: &str, file: &Path) -> Result<Template, Error> {
+    store::check_name(name)?;
+    let package = Package::open(file)?;
+    let image = Image::read(&package)?;
+    let archive = match api::defence::is_off("I-10") {
+        true => File::open(file).map_err(failed("open", file))?,
+        false => loadable::written(data, &package, &image)?,
+    };
+    let loaded = engine.load(archive).await?;
+    let template = Template { env: image.env, cwd: image.cwd, ..Template::of(name) };
+    let template = image.note.map_or(template.clone(), |note| note.written_on(template));
+    keep(data, engine, template, &loaded).await
+}
+
+/// Makes a template of a recipe, which the engine builds.
+///
+/// # Errors
+/// A step failed, or the recipe begins with what the engine cannot have.
+pub async fn build(
+    data: &Path,
+    engine: &Engine,
+    order: &Order<'_>,
+    watch: Watch<'_>,
+) -> Result<Template, Error> {
+    store::check_name(order.name)?;
+    if order.registry.is_some() {
+        return Err(unsound(
+            "--registry is not supported with a container engine",
+            "Configure the registry in the engine and omit --registry.",
+        ));
+    }
+    let template = described(order.name, order.recipe)?;
+    let ground = GroundImage::of(data, engine, order.recipe).await?;
+    let text = order.recipe.containerfile(&template, ground.as_ref().map(|ground| ground.tag.as_str()));
+    let text = text?;
+    // A name that nothing has that the recipe copies.
+    let file = format!("Containerfile-{}", host::machine::fresh_id()?);
+    let archive = context(data, order, (&file, &text))?;
+    // Names of an engine's can be moved by others: what is found by this one is what was built.
+    let tag = passing()?;
+    let says = |line: &str| watch(Progress::Says(line));
+    let built = engine.build(archive, (&file, &tag), (order.recipe.reaches_out(), order.fresh), &says).await;
+    if let Some(ground) = ground {
+        engine.untag(&ground.id, &ground.tag).await?;
+    }
+    built?;
+    let kept = keep(data, engine, template, &tag).await?;
+    if let Some(id) = engine.id_of(&kept.image())? {
+        engine.untag(&id, &tag).await?;
+    }
+    Ok(kept)
+}
+
+/// Removes from every engine of this machine what no template needs any more.
+///
+/// # Errors
+/// An engine that has such images does not answer.
+pub async fn tidy(data: &Path) -> Result<(), Error> {
+    let mut keep: Vec<String> = Store::new(data).list()?.iter().map(Template::image).collect();
+    keep.push(EMPTY.to_owned());
+    for kind in Kind::ALL {
+        if data.join("engine").join(format!("{}-images", kind.name())).is_dir() {
+            Engine::new(Place::find(kind)?, data)?.forget_all_but(&keep).await?;
+        }
+    }
+    Ok(())
+}
+
+/// The image that a build begins with, by a tag for this build alone.
+struct GroundImage {
+    id: String,
+    tag: String,
+}
+
+impl GroundImage {
+    /// The image of the template that a recipe begins with, if it begins with one.
+    async fn of(data: &Path, engine: &Engine, recipe: &Recipe) -> Result<Option<Self>, Error> {
+        let Some(template) = recipe.ground() else { return Ok(None) };
+        let template = Store::new(data).load(template)?;
+        let Some(id) = engine.id_of(&template.image())? else {
+            return Err(unsound(
+                format!("the engine has no image for template {}", template.name),
+                &format!("Build the image first: `bellglass build-sandbox {}`.", template.name),
+            ));
+        };
+        let tag = passing()?;
+        engine.tag(&id, &tag).await?;
+        Ok(Some(Self { id, tag }))
+    }
+}
+
+/// A tag that nobody can guess, for as long as something is made.
+fn passing() -> Result<String, Error> {
+    Ok(format!("localhost/bellglass/making:{}", host::machine::fresh_id()?))
+}
+
+/// What sandboxes of a recipe start with.
+pub fn described(name: &str, recipe: &Recipe) -> Result<Template, Error> {
+    let mut template = Template {
+        policy: recipe.policy()?,
+        start: recipe.start.as_ref().map(crate::recipe::Command::argv),
+        ready: recipe.ready.as_ref().map(crate::recipe::Command::argv),
+        imports: recipe.imports.clone(),
+        limits: recipe.limits,
+        posture: recipe.posture,
+        ..Template::of(name)
+    };
+    for step in &recipe.steps {
+        match step {
+            Step::Env(variables) => template.env.extend(variables.clone()),
+            Step::Workdir(path) => template.cwd = Some(path.clone()),
+            Step::Apt(_)
+            | Step::Pip(_)
+            | Step::Npm(_)
+            | Step::Copy(_)
+            | Step::Run(_)
+            | Step::RunAs(..)
+            | Step::Sent(_)
+            | Step::User(_) => {}
+        }
+    }
+    Ok(template)
+}
+
+/// Gives the image its names, and writes the template down.
+async fn keep(data: &Path, engine: &Engine, template: Template, loaded: &str) -> Result<Template, Error> {
+    let digest = engine.digest(loaded).await?;
+    let id = format!("sha256:{digest}");
+    let template = Template { layers: vec![digest], ..template };
+    engine.adopt(&id, &template.image(), &[named(&template.name)]).await?;
+    Store::new(data).save(&template)?;
+    Ok(template)
+}
+
+/// What a build is given: the Containerfile, and what it copies. In a file without a name, so that nothing of it is left.
+fn context(data: &Path, order: &Order<'_>, (name, text): (&str, &str)) -> Result<File, Error> {
+    let directory = data.join("engine");
+    let path = directory.join(format!("context-{}", host::machine::fresh_id()?));
+    let mut options = File::options();
+    let mut file =
+        options.read(true).write(true).create_new(true).open(&path).map_err(failed("create", &path))?;
+    std::fs::remove_file(&path).map_err(failed("remove", &path))?;
+    let mut archive = tar::Builder::new(&mut file);
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(0o644);
+    header.set_size(text.len() as u64);
+    archive.append_data(&mut header, name, text.as_bytes()).map_err(failed("write", &path))?;
+    for step in &order.recipe.steps {
+        if let Step::Copy(Copy { from, .. }) = step {
+            copy::add(order.home, &Copy { from: from.clone(), to: from.clone() }, &mut archive)?;
+        }
+    }
+    archive.into_inner().map_err(failed("write", &path))?;
+    io::Seek::rewind(&mut file).map_err(failed("read", &path))?;
+    Ok(file)
+}

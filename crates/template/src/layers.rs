@@ -1,0 +1,424 @@
+//! The layers of this machine, by content, and what was left half-made.
+//!
+//! ```text
+//! <data>/layers/making-<pid>-<sandbox>/fs     being filled by that sandbox
+//! <data>/layers/<key>/fs                      complete; <key>/layer.json says what it was made of
+//! <data>/layers/empty/fs                      the root of sandboxes that unpack
+//! ```
+//!
+//! Whoever makes layers holds a shared lock on `<data>/layers` meanwhile. [`tidy`] takes it alone: then everything
+//! half-made is nobody's, and a layer that no template names will not be named by one that is about to be saved.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::SandboxId;
+use api::layer::{LAYERS_MAX, LayerReport};
+use host::error::Error;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::{Store, Template, cache, failed, mounts};
+
+/// How a key is made. Another way to unpack gets another number, so that what the old way made is not taken for it.
+const LAYER_FORM: &str = "layer 1";
+const TOP_FORM: &str = "top 1";
+/// The root of sandboxes that unpack, and the number of its form.
+const EMPTY: &str = "empty";
+/// Mode of directories that builders' processes walk through and must not list.
+const WALKED: u32 = 0o711;
+/// Mode of complete layers: the files in them belong to users that mean nothing on this machine.
+const CLOSED: u32 = 0o700;
+/// A tidy that removes large trees takes seconds.
+const LOCK_WITHIN: Duration = Duration::from_secs(120);
+const LOCK_EVERY: Duration = Duration::from_millis(50);
+
+/// The layers of one data directory, with the right to make some.
+pub(super) struct Layers {
+    data: PathBuf,
+    _lock: File,
+}
+
+/// What servers on this machine have in use, by their journals.
+pub struct InUse {
+    /// The sandboxes with a record.
+    pub sandboxes: Vec<SandboxId>,
+    /// The layers of these sandboxes; `None` if a record cannot be read.
+    pub layers: Option<Vec<String>>,
+}
+
+/// A layer that is being made. Dropping it leaves it to [`tidy`].
+pub(super) struct Making {
+    path: PathBuf,
+    layers: PathBuf,
+}
+
+/// What is written down of a complete layer.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    digest: String,
+    bytes: u64,
+    entries: u64,
+}
+
+impl Layers {
+    /// Opens the layers for making some.
+    pub(super) async fn open(data: &Path) -> Result<Self, Error> {
+        let lock = using(data).await?;
+        Ok(Self { data: data.to_owned(), _lock: lock })
+    }
+
+    /// Whether the layer of this key, made of the archive with this digest, is complete.
+    pub(super) fn has(&self, key: &str, digest: &str) -> Result<bool, Error> {
+        let path = self.path().join(key).join("layer.json");
+        match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(failed("read", &path)(error)),
+            Ok(text) => {
+                Ok(serde_json::from_slice::<Record>(&text).is_ok_and(|record| record.digest == digest))
+            }
+        }
+    }
+
+    /// The digest of the archive that a complete layer was made of.
+    pub(super) fn digest(&self, key: &str) -> Result<String, Error> {
+        let path = self.path().join(key).join("layer.json");
+        let text = fs::read(&path).map_err(failed("read", &path))?;
+        let record: Record =
+            serde_json::from_slice(&text).map_err(io::Error::from).map_err(failed("read", &path))?;
+        Ok(record.digest)
+    }
+
+    /// The directory of a layer's files.
+    pub(super) fn tree(&self, key: &str) -> PathBuf {
+        tree(&self.data, key)
+    }
+
+    /// A place for what programs that build write meanwhile.
+    pub(super) fn scratch(&self) -> PathBuf {
+        self.path().join(format!("making-{}-scratch", std::process::id()))
+    }
+
+    /// Begins a layer that the sandbox of this id will fill.
+    pub(super) fn making(&self, id: &SandboxId) -> Result<Making, Error> {
+        let path = self.path().join(format!("making-{}-{id}", std::process::id()));
+        directory(&path, WALKED)?;
+        directory(&path.join("fs"), 0o755)?;
+        Ok(Making { path, layers: self.path() })
+    }
+
+    /// The root of sandboxes that unpack, made on first use: directories to mount on, and nothing else.
+    pub(super) fn empty(&self) -> Result<PathBuf, Error> {
+        let path = self.path().join(EMPTY);
+        if !path.exists() {
+            let making = self.making(&host::machine::fresh_id()?)?;
+            let root = making.tree();
+            let own = [
+                "proc",
+                "dev",
+                "sys",
+                "tmp",
+                "workspace",
+                "home/sandbox",
+                ".bellglass/channel",
+                ".bellglass/spool",
+            ];
+            let numbered = (0..LAYERS_MAX).map(|number| format!("layers/{number}"));
+            for name in own.map(str::to_owned).into_iter().chain(numbered).chain(["layers/target".to_owned()])
+            {
+                let path = root.join(name);
+                DirBuilder::new()
+                    .recursive(true)
+                    .mode(0o755)
+                    .create(&path)
+                    .map_err(failed("create", &path))?;
+            }
+            let guest = root.join(".bellglass/guest");
+            File::create(&guest).map_err(failed("create", &guest))?;
+            making.rename(EMPTY)?;
+        }
+        Ok(path.join("fs"))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.data.join("layers")
+    }
+}
+
+impl Making {
+    /// The directory to fill.
+    pub(super) fn tree(&self) -> PathBuf {
+        self.path.join("fs")
+    }
+
+    /// The directory of everything that is needed meanwhile; it goes with it.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The layer is complete: from now on it has its own name.
+    pub(super) fn keep(self, key: &str, report: &LayerReport) -> Result<(), Error> {
+        let path = self.path.join("layer.json");
+        let record = Record { digest: report.digest.clone(), bytes: report.bytes, entries: report.entries };
+        let text =
+            serde_json::to_vec_pretty(&record).map_err(io::Error::from).map_err(failed("write", &path))?;
+        write(&path, &text)?;
+        self.rename(key)
+    }
+
+    /// Removes it. No sandbox may be writing to it.
+    pub(super) fn discard(self) -> Result<(), Error> {
+        remove(&self.path)
+    }
+
+    fn rename(self, name: &str) -> Result<(), Error> {
+        let opened = File::open(&self.path).map_err(failed("open", &self.path))?;
+        // A name says that all of it is there, also after the power went.
+        rustix::fs::syncfs(&opened).map_err(|errno| failed("flush", &self.path)(errno.into()))?;
+        fs::set_permissions(&self.path, fs::Permissions::from_mode(CLOSED))
+            .map_err(failed("close", &self.path))?;
+        let path = self.layers.join(name);
+        match fs::rename(&self.path, &path) {
+            // Another command was faster with the same content.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists
+                ) =>
+            {
+                self.discard()
+            }
+            other => other.map_err(failed("store", &path)),
+        }
+    }
+}
+
+/// Keeps all layers from being removed as long as it is held.
+///
+/// # Errors
+/// Layers are being removed for longer than anybody waits, or the directory cannot be opened.
+pub async fn using(data: &Path) -> Result<File, Error> {
+    let path = data.join("layers");
+    directory(&path, WALKED)?;
+    let lock = File::open(&path).map_err(failed("open", &path))?;
+    let deadline = tokio::time::Instant::now() + LOCK_WITHIN;
+    while !try_lock(&lock, FlockOperation::NonBlockingLockShared, &path)? {
+        if tokio::time::Instant::now() > deadline {
+            return Err(Error::Deadline {
+                what: "waiting for another command that removes layers",
+                after: LOCK_WITHIN,
+            });
+        }
+        tokio::time::sleep(LOCK_EVERY).await;
+    }
+    Ok(lock)
+}
+
+/// Removes what dead commands left half-made, and layers that no template names, no recent step became and no sandbox uses. Which layers a
+/// server's sandboxes use is written down; a sandbox of a command may use any, so while there is one they all stay.
+/// Call it after the sandboxes of dead commands were removed.
+///
+/// # Errors
+/// What could not be removed.
+pub fn tidy(data: &Path, in_use: impl FnOnce() -> Result<InUse, Error>) -> Result<(), Error> {
+    let path = data.join("layers");
+    let lock = match File::open(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(failed("open", &path))?,
+    };
+    if !try_lock(&lock, FlockOperation::NonBlockingLockExclusive, &path)? {
+        return Ok(());
+    }
+    let sandboxes = names(&data.join("sandboxes"))?;
+    let InUse { sandboxes: journalled, layers } = in_use()?;
+    let accounted = sandboxes.iter().all(|name| journalled.iter().any(|id| id.as_str() == name));
+    let in_use = layers.filter(|_| accounted);
+    // While one template cannot be read, nobody knows what it names.
+    let templates = Store::new(data).list().ok();
+    let of_steps = cache::layers_kept(data)?;
+    let names_it = |key: &String, templates: &[Template]| {
+        templates.iter().any(|one| one.layers.contains(key)) || of_steps.contains(key)
+    };
+    for name in names(&path)? {
+        let left = name.strip_prefix("making-").is_some_and(|rest| {
+            let id = rest.split_once('-').map_or("", |(_, id)| id);
+            !sandboxes.iter().any(|sandbox| sandbox == id)
+        });
+        let unnamed = templates.as_deref().is_some_and(|templates| !names_it(&name, templates));
+        let idle = in_use.as_ref().is_some_and(|layers| !layers.contains(&name));
+        let unused = is_key(&name) && idle && unnamed;
+        if left || unused {
+            remove(&path.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// The key of the layer whose archive is the last of these, on top of the others. What is unpacked depends on what
+/// lies below (whiteouts, hard links and symlinks lead there), so all of it is in the key.
+pub(super) fn key(diff_ids: &[String], top: bool) -> String {
+    let form = if top { TOP_FORM } else { LAYER_FORM };
+    hexadecimal(&Sha256::digest(format!("{form}\n{}", diff_ids.join("\n"))))
+}
+
+/// Whether a text can be a key.
+pub(super) fn is_key(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
+/// The directory of a layer's files.
+pub fn tree(data: &Path, key: &str) -> PathBuf {
+    data.join("layers").join(key).join("fs")
+}
+
+/// Writes a file and waits until it is on disk.
+pub(super) fn write(path: &Path, text: &[u8]) -> Result<(), Error> {
+    let mut options = fs::OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(failed("write", path))?;
+    file.write_all(text).and_then(|()| file.sync_all()).map_err(failed("write", path))
+}
+
+/// Makes a digest of what is written to it.
+#[derive(Default)]
+pub(super) struct Hashing(Sha256);
+
+impl Hashing {
+    /// Takes some bytes.
+    pub(super) fn take(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The digest of all.
+    pub(super) fn finish(self) -> String {
+        format!("sha256:{}", hexadecimal(&self.0.finalize()))
+    }
+}
+
+impl Write for Hashing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.take(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Removes a tree. The standard library's way goes by descriptors and follows no symlink; it would go into mounts, so
+/// a tree with one in it stays.
+pub(super) fn remove(path: &Path) -> Result<(), Error> {
+    if mounts::any_below(path).map_err(failed("look for mounts below", path))? {
+        return Err(failed("remove", path)(io::Error::other(
+            "a file system is mounted below this directory; unmount it first",
+        )));
+    }
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other.map_err(failed("remove", path)),
+    }
+}
+
+fn directory(path: &Path, mode: u32) -> Result<(), Error> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(failed("create directory", path)(error))
+        }
+        // The mode that was asked for, whatever the mask of this process is.
+        _ => fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed("open", path)),
+    }
+}
+
+fn names(path: &Path) -> Result<Vec<String>, Error> {
+    let entries = match fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed("list", path))?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        names.extend(entry.map_err(failed("list", path))?.file_name().into_string());
+    }
+    Ok(names)
+}
+
+fn try_lock(file: &File, operation: FlockOperation, path: &Path) -> Result<bool, Error> {
+    match rustix::fs::flock(file, operation) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(errno) => Err(failed("lock", path)(errno.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> LayerReport {
+        LayerReport { digest: "sha256:x".into(), bytes: 1, entries: 1, ..LayerReport::default() }
+    }
+
+    fn nothing() -> Result<InUse, Error> {
+        Ok(InUse { sandboxes: Vec::new(), layers: Some(Vec::new()) })
+    }
+
+    #[test]
+    fn keys_depend_on_everything_below() {
+        let ids = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let all = [
+            key(&ids(&["a"]), false),
+            key(&ids(&["a"]), true),
+            key(&ids(&["b", "a"]), false),
+            key(&ids(&["b", "a"]), true),
+        ];
+        assert!(all.iter().all(|key| is_key(key)));
+        assert_eq!(std::collections::BTreeSet::from(all).len(), 4);
+    }
+
+    #[tokio::test]
+    async fn a_layer_has_its_name_only_when_it_is_complete() {
+        let data = tempfile::tempdir().unwrap();
+        let layers = Layers::open(data.path()).await.unwrap();
+        let name = "a".repeat(64);
+        let making = layers.making(&"s1".parse().unwrap()).unwrap();
+        assert!(!layers.has(&name, "sha256:x").unwrap());
+        making.keep(&name, &report()).unwrap();
+        assert!(layers.has(&name, "sha256:x").unwrap() && !layers.has(&name, "sha256:y").unwrap());
+        // The second one with the same content gives way.
+        layers.making(&"s2".parse().unwrap()).unwrap().keep(&name, &report()).unwrap();
+        assert_eq!(names(&data.path().join("layers")).unwrap(), [name]);
+    }
+
+    #[tokio::test]
+    async fn what_is_left_half_made_goes_once_nobody_makes() {
+        let data = tempfile::tempdir().unwrap();
+        let layers = Layers::open(data.path()).await.unwrap();
+        layers.making(&"s1".parse().unwrap()).unwrap();
+        layers.making(&"s2".parse().unwrap()).unwrap().keep(&"b".repeat(64), &report()).unwrap();
+        layers.empty().unwrap();
+        fs::create_dir_all(data.path().join("sandboxes/s1")).unwrap();
+        let left = || names(&data.path().join("layers")).unwrap().len();
+        tidy(data.path(), nothing).unwrap();
+        assert_eq!(left(), 3, "somebody makes layers");
+        drop(layers);
+        tidy(data.path(), nothing).unwrap();
+        assert_eq!(left(), 3, "the sandbox that fills it is there");
+        fs::remove_dir(data.path().join("sandboxes/s1")).unwrap();
+        tidy(data.path(), nothing).unwrap();
+        assert_eq!(names(&data.path().join("layers")).unwrap(), [EMPTY]);
+    }
+}

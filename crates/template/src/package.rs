@@ -1,0 +1,433 @@
+//! An image as it lies on disk: an archive or a directory, whose members are read by name.
+//!
+//! Of an archive only an index is made: which member lies where. Its members are documents, which are read whole and
+//! are small, and layers, which are passed on as they are. Nothing is unpacked here.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use host::error::Error;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use sha2::{Digest, Sha256};
+
+use crate::{failed, layers, unsound};
+
+/// Members of an archive. An image with all its layers, documents and directories has a few hundred.
+const MEMBERS_MAX: usize = 10_000;
+/// Bytes of one document. The largest configurations, with the history of a long build, have some tens of thousands.
+const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
+/// Bytes of a header that describes the next member: a name and a few numbers.
+const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
+/// Members of old archives that stand for others: one step is what there is.
+const LINKS_MAX: usize = 4;
+
+const REGULAR: u8 = b'0';
+const LINK: u8 = b'1';
+const SYMLINK: u8 = b'2';
+const DIRECTORY: u8 = b'5';
+const PAX: u8 = b'x';
+const PAX_GLOBAL: u8 = b'g';
+const GNU_LONG_NAME: u8 = b'L';
+const GNU_LONG_LINK: u8 = b'K';
+
+/// An image on disk.
+pub(super) enum Package {
+    /// In one file.
+    Archive { file: Arc<File>, members: HashMap<String, Member> },
+    /// In a directory.
+    Directory(PathBuf),
+}
+
+/// Where a member of an archive is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Member {
+    Content {
+        offset: u64,
+        size: u64,
+    },
+    /// At another name.
+    Same(String),
+}
+
+/// A member that is read from its beginning to its end.
+pub(super) struct Blob {
+    file: Arc<File>,
+    offset: u64,
+    left: u64,
+    /// How many bytes there are in all.
+    pub(super) size: u64,
+}
+
+/// What describing headers have said of the next member.
+#[derive(Default)]
+struct Ahead {
+    name: Option<String>,
+    target: Option<String>,
+}
+
+impl Package {
+    /// Opens an image.
+    pub(super) fn open(path: &Path) -> Result<Self, Error> {
+        let (file, is_directory) = open(path)?;
+        if is_directory {
+            return Ok(Self::Directory(path.to_owned()));
+        }
+        let mut first = [0; 6];
+        let count = file.read_at(&mut first, 0).map_err(failed("read", path))?;
+        if let Some(tool) = packed(first.get(..count).unwrap_or_default()) {
+            return Err(unsound(
+                format!("{} is compressed", path.display()),
+                &format!("Decompress the file with `{tool}` and import the result."),
+            ));
+        }
+        let members = index(&file)?;
+        Ok(Self::Archive { file: Arc::new(file), members })
+    }
+
+    /// Whether there is a member of this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Archive { members, .. } => members.contains_key(name),
+            Self::Directory(path) => path.join(name).is_file(),
+        }
+    }
+
+    /// A whole document. With a digest, it is what the digest says or an error.
+    pub(super) fn document(&self, name: &str, digest: Option<&str>) -> Result<Vec<u8>, Error> {
+        let mut blob = self.blob(name)?;
+        if blob.size > DOCUMENT_BYTES_MAX {
+            return Err(Error::Request(api::limits::exceeded(
+                &format!("the size of {name:?} in bytes"),
+                blob.size,
+                DOCUMENT_BYTES_MAX,
+            )));
+        }
+        let mut bytes = Vec::new();
+        blob.read_to_end(&mut bytes).map_err(failed("read", Path::new(name)))?;
+        let found = format!("sha256:{}", layers::hexadecimal(&Sha256::digest(&bytes)));
+        match digest {
+            Some(digest) if digest != found => Err(mismatch(name, digest, &found)),
+            _ => Ok(bytes),
+        }
+    }
+
+    /// A member of any size.
+    pub(super) fn blob(&self, name: &str) -> Result<Blob, Error> {
+        let missing = || unsound(format!("the image has no part {name:?}"), "Export the image again.");
+        match self {
+            Self::Archive { file, members } => {
+                let mut member = members.get(name).ok_or_else(missing)?;
+                for _ in 0..LINKS_MAX {
+                    match member {
+                        Member::Content { offset, size } => {
+                            return Ok(Blob {
+                                file: Arc::clone(file),
+                                offset: *offset,
+                                left: *size,
+                                size: *size,
+                            });
+                        }
+                        Member::Same(other) => member = members.get(other).ok_or_else(missing)?,
+                    }
+                }
+                Err(missing())
+            }
+            Self::Directory(path) => {
+                // Names come from the image: they lead nowhere but below its own directory.
+                let (directory, _) = open(path)?;
+                let flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
+                let below = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+                let path = path.join(name);
+                let file = rustix::fs::openat2(&directory, name, flags, Mode::empty(), below)
+                    .map_err(|errno| failed("open", &path)(errno.into()))?;
+                let (file, is_directory) = plain(file.into(), &path)?;
+                let size = file.metadata().map_err(failed("read", &path))?.len();
+                if is_directory {
+                    return Err(missing());
+                }
+                Ok(Blob { file: Arc::new(file), offset: 0, left: size, size })
+            }
+        }
+    }
+}
+
+impl Blob {
+    /// The first bytes, without taking them.
+    pub(super) fn first(&self) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        let start = Self { file: Arc::clone(&self.file), ..*self };
+        start.take(6).read_to_end(&mut bytes).map_err(failed("read", Path::new("the image")))?;
+        Ok(bytes)
+    }
+}
+
+impl Read for Blob {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let count = self.file.read_at(buffer.get_mut(..most).unwrap_or_default(), self.offset)?;
+        if count == 0 && most > 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.offset += count as u64;
+        self.left = self.left.saturating_sub(count as u64);
+        Ok(count)
+    }
+}
+
+/// Opens a regular file or a directory, and waits for neither a FIFO nor a device.
+fn open(path: &Path) -> Result<(File, bool), Error> {
+    let flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|errno| failed("open", path)(errno.into()))
+        .map(File::from)?;
+    plain(file, path)
+}
+
+/// Whether it is a directory; what is neither that nor a regular file is refused.
+fn plain(file: File, path: &Path) -> Result<(File, bool), Error> {
+    let kind = file.metadata().map_err(failed("read", path))?.file_type();
+    if kind.is_file() || kind.is_dir() {
+        return Ok((file, kind.is_dir()));
+    }
+    Err(unsound(format!("{} is not a file or directory", path.display()), "Use the path of an image."))
+}
+
+fn packed(first: &[u8]) -> Option<&'static str> {
+    match first {
+        [0x1f, 0x8b, ..] => Some("gunzip"),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("unzstd"),
+        [0xfd, b'7', b'z', b'X', b'Z', 0] => Some("unxz"),
+        _ => None,
+    }
+}
+
+/// Which member lies where.
+fn index(file: &File) -> Result<HashMap<String, Member>, Error> {
+    // The reason may hold bytes of the archive; nothing of them is for a terminal.
+    let not_sound = |why: String| {
+        let why: String = why.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect();
+        unsound(
+            format!("the image is not a valid archive: {why}"),
+            "Use a `docker save` archive or an OCI layout.",
+        )
+    };
+    let mut archive = tar::Archive::new(file);
+    let entries = archive.entries_with_seek().map_err(|error| not_sound(error.to_string()))?;
+    let mut members = HashMap::new();
+    let mut ahead = Ahead::default();
+    for (count, raw) in entries.raw(true).enumerate() {
+        let mut raw = raw.map_err(|error| not_sound(error.to_string()))?;
+        if count >= MEMBERS_MAX {
+            return Err(Error::Request(api::limits::exceeded(
+                "the number of archive members",
+                count as u64 + 1,
+                MEMBERS_MAX as u64,
+            )));
+        }
+        let Some((name, member)) = ahead.take(&mut raw).map_err(not_sound)? else { continue };
+        if members.insert(name.clone(), member).is_some() {
+            return Err(not_sound(format!("duplicate member {name:?}")));
+        }
+    }
+    Ok(members)
+}
+
+impl Ahead {
+    /// Takes one bare header. Gives a member when it was one that can be read.
+    fn take<R: Read>(&mut self, raw: &mut tar::Entry<'_, R>) -> Result<Option<(String, Member)>, String> {
+        let header = raw.header().clone();
+        let size = header.entry_size().map_err(|error| error.to_string())?;
+        let kind = header.entry_type().as_byte();
+        if [PAX, PAX_GLOBAL, GNU_LONG_NAME, GNU_LONG_LINK].contains(&kind) {
+            if size > DESCRIPTION_BYTES_MAX {
+                return Err(format!(
+                    "a header has {size} bytes, the hard maximum is {DESCRIPTION_BYTES_MAX}"
+                ));
+            }
+            let mut bytes = Vec::new();
+            raw.read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+            self.describe(kind, &bytes)?;
+            return Ok(None);
+        }
+        let Self { name, target } = std::mem::take(self);
+        let name = name.unwrap_or_else(|| String::from_utf8_lossy(&header.path_bytes()).into_owned());
+        let name = name.trim_start_matches("./").to_owned();
+        let target =
+            target.or_else(|| Some(String::from_utf8_lossy(&header.link_name_bytes()?).into_owned()));
+        Ok(match kind {
+            REGULAR => Some((name, Member::Content { offset: raw.raw_file_position(), size })),
+            SYMLINK => {
+                target.and_then(|target| beside(&name, &target)).map(|other| (name, Member::Same(other)))
+            }
+            LINK => target.map(|target| (name, Member::Same(target.trim_start_matches("./").to_owned()))),
+            DIRECTORY => None,
+            // Nothing else can be a part of an image.
+            _ => None,
+        })
+    }
+
+    fn describe(&mut self, kind: u8, bytes: &[u8]) -> Result<(), String> {
+        let text = || String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
+        match kind {
+            GNU_LONG_NAME => self.name = Some(text()),
+            GNU_LONG_LINK => self.target = Some(text()),
+            PAX => {
+                for record in tar::PaxExtensions::new(bytes) {
+                    let record = record.map_err(|error| error.to_string())?;
+                    let value = || String::from_utf8_lossy(record.value_bytes()).into_owned();
+                    match record.key_bytes() {
+                        b"path" => self.name = Some(value()),
+                        b"linkpath" => self.target = Some(value()),
+                        // A member of 8 GiB or more; or an archive that readers disagree on.
+                        b"size" => {
+                            return Err(
+                                "the size of a member is in an extended header, which is not supported"
+                                    .into(),
+                            );
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// The member that a symlink beside `name` means; none that is outside.
+fn beside(name: &str, target: &str) -> Option<String> {
+    let mut parts: Vec<&str> = name.split('/').collect();
+    parts.pop();
+    for part in target.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()?),
+            part => parts.push(part),
+        }
+    }
+    Some(parts.join("/"))
+}
+
+/// The error for a part that is not what the image says it is.
+pub(super) fn mismatch(name: &str, expected: &str, found: &str) -> Error {
+    unsound(
+        format!("part {:?} of the image does not match: expected {expected}, found {found}", shown(name)),
+        "The image is damaged or was modified. Export the image again.",
+    )
+}
+
+pub(super) fn shown(text: &str) -> String {
+    text.chars().take(256).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn archive(build: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> tempfile::NamedTempFile {
+        let mut builder = tar::Builder::new(Vec::new());
+        build(&mut builder);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), builder.into_inner().unwrap()).unwrap();
+        file
+    }
+
+    fn add(builder: &mut tar::Builder<Vec<u8>>, name: &str, content: &str) {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, name, content.as_bytes()).unwrap();
+    }
+
+    fn link(builder: &mut tar::Builder<Vec<u8>>, name: &str, target: &str) {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        builder.append_link(&mut header, name, target).unwrap();
+    }
+
+    #[test]
+    fn members_are_read_by_name() {
+        let long = format!("{}/layer.tar", "d".repeat(150));
+        let file = archive(|builder| {
+            add(builder, "./index.json", "{}");
+            add(builder, &long, "content");
+            link(builder, "other/layer.tar", &format!("../{long}"));
+        });
+        let package = Package::open(file.path()).unwrap();
+        assert!(package.has("index.json") && !package.has("oci-layout"));
+        for name in [&long, "other/layer.tar"] {
+            assert_eq!(package.document(name, None).unwrap(), b"content");
+        }
+        assert!(package.document("index.json", Some("sha256:0")).is_err());
+        assert!(package.blob("gone").is_err());
+    }
+
+    #[test]
+    fn no_name_leads_out_of_a_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let inside = directory.path().join("image");
+        std::fs::create_dir_all(&inside).unwrap();
+        std::fs::write(directory.path().join("secret"), "x").unwrap();
+        std::fs::write(inside.join("fine"), "x").unwrap();
+        std::os::unix::fs::symlink("../secret", inside.join("link")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, inside.join("pipe"), rustix::fs::FileType::Fifo, Mode::RWXU, 0)
+            .unwrap();
+        let package = Package::open(&inside).unwrap();
+        assert!(package.blob("fine").is_ok());
+        let absolute = directory.path().join("secret");
+        for name in ["../secret", "link", "pipe", ".", absolute.to_str().unwrap()] {
+            assert!(package.blob(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn archives_that_go_on_for_ever_are_refused() {
+        let circle = archive(|builder| {
+            link(builder, "a", "b");
+            link(builder, "b", "a");
+        });
+        assert!(Package::open(circle.path()).unwrap().blob("a").is_err());
+        let many =
+            archive(|builder| (0..=MEMBERS_MAX).for_each(|number| add(builder, &number.to_string(), "")));
+        assert_eq!(Package::open(many.path()).err().unwrap().to_api().code, api::ErrorCode::LimitExceeded);
+        let huge = archive(|builder| add(builder, "index.json", &" ".repeat((4 << 20) + 1)));
+        let error = Package::open(huge.path()).unwrap().document("index.json", None).unwrap_err();
+        assert_eq!(error.to_api().code, api::ErrorCode::LimitExceeded);
+        let twice = archive(|builder| {
+            add(builder, "a", "1");
+            add(builder, "./a", "2");
+        });
+        assert!(Package::open(twice.path()).is_err());
+    }
+
+    #[test]
+    fn a_description_of_any_size_is_not_read() {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::new(GNU_LONG_NAME));
+        header.set_size(8 << 30);
+        header.set_cksum();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), header.as_bytes()).unwrap();
+        assert!(Package::open(file.path()).is_err());
+    }
+
+    #[test]
+    fn a_compressed_archive_is_named_as_such() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [0x1f, 0x8b, 8, 0, 0, 0, 0]).unwrap();
+        assert!(Package::open(file.path()).err().unwrap().to_api().fix.contains("gunzip"));
+    }
+
+    #[test]
+    fn symlinks_never_lead_out_of_the_archive() {
+        assert_eq!(beside("a/b", "../c/d").as_deref(), Some("c/d"));
+        assert_eq!(beside("a", "../../etc/passwd"), None);
+        assert_eq!(beside("a/b", "/etc/passwd").as_deref(), Some("a/etc/passwd"));
+    }
+}

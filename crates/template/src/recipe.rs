@@ -1,0 +1,499 @@
+//! A recipe: what a template is made from, in steps. Read and checked here; nothing is run.
+//!
+//! ```toml
+//! from = "base"                                   # a template, an image reference, or { debian = "trixie" }
+//! steps = [
+//!   { apt = ["fonts-noto-core"] },
+//!   { pip = ["numpy==2.2.1"] },
+//!   { copy = { from = "app", to = "/opt/app" } },
+//!   { run = "python3 -m compileall -q /opt/app" },
+//!   { env = { MPLBACKEND = "Agg" } },
+//! ]
+//! imports = ["numpy"]
+//! limits = { memory_bytes = 1073741824 }
+//! policy = ["python-packages"]
+//! ```
+//!
+//! Names of packages, paths and variables are checked words of an argument list; no shell ever sees them. Only `run` with a text is
+//! for a shell, because its author wrote it for one.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use api::layer::LAYERS_MAX;
+use api::limits::{USER, WantedLimits};
+use api::policy::Policy;
+use host::error::Error;
+use serde::{Deserialize, Serialize};
+
+use crate::sent::Sent;
+use crate::store::Posture;
+use crate::{store, unsound};
+
+/// A recipe is written by hand.
+const RECIPE_BYTES_MAX: usize = 256 * 1024;
+/// Steps of one: each may be a layer, and the lowest layers are what it is from.
+const STEPS_MAX: usize = LAYERS_MAX - 1;
+/// Packages of one step, and bytes of the name of one.
+const PACKAGES_MAX: usize = 1000;
+const PACKAGE_BYTES_MAX: usize = 256;
+/// Modules that are imported ahead.
+const IMPORTS_MAX: usize = 256;
+/// What lies at such a place would be covered by what a sandbox mounts there.
+const COVERED: [&str; 7] = ["/proc", "/sys", "/dev", "/tmp", "/workspace", "/home/sandbox", "/.bellglass"];
+
+/// A recipe, checked.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// What the first step begins with.
+    pub from: Ground,
+    /// One after the other.
+    #[serde(default)]
+    pub steps: Vec<Step>,
+    /// What runs in every sandbox from its beginning.
+    #[serde(default)]
+    pub start: Option<Command>,
+    /// What has to succeed before a sandbox counts as started.
+    #[serde(default)]
+    pub ready: Option<Command>,
+    /// Modules that Python imports ahead. They are imported once when the template is built.
+    #[serde(default)]
+    pub imports: Vec<String>,
+    /// What sandboxes may use, unless they say otherwise.
+    #[serde(default)]
+    pub limits: WantedLimits,
+    /// What may leave sandboxes, unless they say otherwise, and what may leave while a `run` runs.
+    #[serde(default)]
+    pub policy: Vec<String>,
+    /// How much of its own file system a sandbox may change: `run` or `workstation`.
+    #[serde(default)]
+    pub posture: Posture,
+}
+
+/// What a recipe begins with.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Ground {
+    /// A template by its name, or an image by its reference: only that has a `/` or a `:`.
+    Named(String),
+    /// Debian, from its packages.
+    Debian(Debian),
+}
+
+/// Debian, from its packages.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Debian {
+    /// The release.
+    pub debian: String,
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Step {
+    /// Installs Debian packages.
+    Apt(Vec<String>),
+    /// Installs Python packages.
+    Pip(Vec<String>),
+    /// Installs Node packages for everybody.
+    Npm(Vec<String>),
+    /// Copies a file or a directory from beside the recipe.
+    Copy(Copy),
+    /// Runs a command.
+    Run(Command),
+    /// Sets variables, for the steps after it and for every exec.
+    Env(BTreeMap<String, String>),
+    /// Who runs the `run`s after it: `root` or `sandbox`.
+    User(String),
+    /// Where the `run`s after it begin, and every exec. It is made if it is not there.
+    Workdir(String),
+    /// Runs a command as somebody, whoever runs the others. No file says it.
+    #[serde(skip)]
+    RunAs(String, Command),
+    /// Copies from an archive that somebody sent. No file says it.
+    #[serde(skip)]
+    Sent(Sent),
+}
+
+/// What is copied where.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Copy {
+    /// A path below the recipe's directory.
+    pub from: String,
+    /// The path it has in the template; what is copied is there, not in it.
+    pub to: String,
+}
+
+/// A command: a text for `/bin/sh`, or the words of a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Command {
+    /// For `/bin/sh -c`.
+    Shell(String),
+    /// A program and its arguments.
+    Argv(Vec<String>),
+}
+
+impl Recipe {
+    /// Reads a recipe.
+    ///
+    /// # Errors
+    /// It is not one, or one of its words is not what it should be.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        if text.len() > RECIPE_BYTES_MAX {
+            return Err(over("the size of the recipe in bytes", text.len(), RECIPE_BYTES_MAX));
+        }
+        let recipe: Self = toml::from_str(text).map_err(|error| {
+            unsound(
+                format!("cannot parse the recipe: {}", error.to_string().trim_end()),
+                "Fix the recipe at this position. For an example of a recipe, run `bellglass template build --help`.",
+            )
+        })?;
+        recipe.check()?;
+        Ok(recipe)
+    }
+
+    /// What may leave sandboxes.
+    ///
+    /// # Errors
+    /// One of its words means nothing.
+    pub fn policy(&self) -> Result<Policy, Error> {
+        let policy = Policy::of_words(&self.policy).map_err(Error::Request)?;
+        check_policy(&policy)?;
+        Ok(policy)
+    }
+
+    /// Refuses what cannot be built.
+    ///
+    /// # Errors
+    /// One of its words is not what it should be.
+    pub fn check(&self) -> Result<(), Error> {
+        match &self.from {
+            Ground::Named(name) if !name.contains(['/', ':']) => store::check_name(name)?,
+            Ground::Named(word) | Ground::Debian(Debian { debian: word }) => {
+                if word.is_empty() || !word.chars().all(|c| c.is_ascii_graphic()) || word.starts_with('-') {
+                    return Err(unsound(
+                        format!("{word:?} is not a valid `from`"),
+                        "Use an image reference or a Debian release.",
+                    ));
+                }
+            }
+        }
+        if self.steps.len() > STEPS_MAX {
+            return Err(over("the number of steps", self.steps.len(), STEPS_MAX));
+        }
+        for (index, step) in self.steps.iter().enumerate() {
+            step.check().map_err(|why| {
+                unsound(format!("step {} ({}) {why}", index + 1, step.what()), "Fix this step.")
+            })?;
+        }
+        for command in self.start.iter().chain(&self.ready) {
+            check_command(&command.argv())?;
+        }
+        check_imports(&self.imports)?;
+        self.limits.over(api::limits::Limits::default()).check().map_err(Error::Request)?;
+        self.policy().map(drop)
+    }
+}
+
+impl Step {
+    /// What it is, in a few words.
+    pub fn what(&self) -> String {
+        let (kind, words) = match self {
+            Self::Apt(names) => ("apt", names.join(" ")),
+            Self::Pip(names) => ("pip", names.join(" ")),
+            Self::Npm(names) => ("npm", names.join(" ")),
+            Self::Copy(copy) => ("copy", format!("{} to {}", copy.from, copy.to)),
+            Self::Run(command) => ("run", command.shown()),
+            // Whoever asked for it wrote the last word.
+            Self::RunAs(_, command) => ("run", command.argv().pop().unwrap_or_default()),
+            Self::Sent(sent) => ("copy", format!("{} to {}", sent.from, sent.to)),
+            Self::Env(variables) => ("env", variables.keys().cloned().collect::<Vec<_>>().join(" ")),
+            Self::User(name) => ("user", name.clone()),
+            Self::Workdir(path) => ("workdir", path.clone()),
+        };
+        let line: String = words.chars().map(|c| if c.is_control() { ' ' } else { c }).take(60).collect();
+        format!("{kind} {line}")
+    }
+
+    /// Whether the sandbox's user does it, where the steps before say whether that one does the `run`s.
+    pub(super) fn by_user(&self, runs: bool) -> bool {
+        match self {
+            Self::Run(_) => runs,
+            Self::RunAs(user, _) => user != "root",
+            Self::Apt(_)
+            | Self::Pip(_)
+            | Self::Npm(_)
+            | Self::Copy(_)
+            | Self::Env(_)
+            | Self::User(_)
+            | Self::Workdir(_)
+            | Self::Sent(_) => false,
+        }
+    }
+
+    /// Refuses what cannot be done.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Apt(names) => packages(names, debian_word),
+            Self::Pip(names) => packages(names, |name| {
+                name.chars().all(|c| c.is_ascii_graphic() || c == ' ') && !name.starts_with(['.', '/', ' '])
+            }),
+            Self::Npm(names) => packages(names, |name| {
+                name.chars().all(|c| c.is_ascii_alphanumeric() || "@/._-~^<>=*".contains(c))
+                    && !name.starts_with(['.', '/', '~'])
+            }),
+            Self::Copy(copy) => {
+                let inside = Path::new(&copy.from)
+                    .components()
+                    .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+                if copy.from.is_empty() || !inside {
+                    return Err(format!("copies {:?}, which is not below the recipe's directory", copy.from));
+                }
+                place(&copy.to)
+            }
+            Self::Run(command) | Self::RunAs(_, command) => command.check(),
+            Self::Sent(sent) => sent.check(),
+            Self::Env(variables) => match variables.iter().find(|(name, value)| !is_variable(name, value)) {
+                Some((name, _)) => Err(format!("sets {name:?}, which is not a valid environment variable")),
+                None => Ok(()),
+            },
+            Self::User(name) if name == "root" || name == USER => Ok(()),
+            Self::User(name) => Err(format!("names the user {name:?}, but only `root` and `{USER}` exist")),
+            Self::Workdir(path) => {
+                let place = absolute(path)?;
+                if is_covered(path) && !COVERED.iter().any(|covered| place == Path::new(covered)) {
+                    return Err(format!("starts in {path:?}, which does not exist in a new sandbox"));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Command {
+    /// The words of the program.
+    pub fn argv(&self) -> Vec<String> {
+        match self {
+            Self::Shell(text) => vec!["/bin/sh".into(), "-c".into(), text.clone()],
+            Self::Argv(words) => words.clone(),
+        }
+    }
+
+    fn shown(&self) -> String {
+        match self {
+            Self::Shell(text) => text.clone(),
+            Self::Argv(words) => words.join(" "),
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let words = self.argv();
+        let empty = words.first().is_none_or(String::is_empty) || words.last().is_none_or(String::is_empty);
+        let bad = words.iter().any(|word| word.contains('\0') || word.len() > api::limits::WORD_BYTES_MAX);
+        if empty || bad { Err("has no valid command".into()) } else { Ok(()) }
+    }
+}
+
+/// Whether a word can be the name of a Debian package or release, and not an option or a path.
+pub(super) fn debian_word(word: &str) -> bool {
+    !word.is_empty()
+        && !word.starts_with('-')
+        && word.chars().all(|c| c.is_ascii_alphanumeric() || "+-._:=~".contains(c))
+}
+
+/// Refuses what cannot be started.
+pub(super) fn check_command(words: &[String]) -> Result<(), Error> {
+    let checked = Command::Argv(words.to_vec()).check();
+    checked.map_err(|why| unsound(format!("`start` or `ready` {why}"), "Specify the command to run."))
+}
+
+/// Refuses what is not a directory that execs could start in.
+pub(super) fn check_directory(path: &str) -> Result<(), Error> {
+    Step::Workdir(path.to_owned())
+        .check()
+        .map_err(|why| unsound(format!("the template {why}"), "Choose another directory."))
+}
+
+/// Refuses a policy that no template can have.
+pub(super) fn check_policy(policy: &Policy) -> Result<(), Error> {
+    policy.check().map_err(Error::Request)?;
+    match policy.secrets.first() {
+        Some(binding) => Err(unsound(
+            format!("secret {} belongs to a project, but templates are shared by all projects", binding.name),
+            "Bind the secret when you create a sandbox, or with `bellglass policy`.",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Refuses what is not the name of a module.
+pub(super) fn check_imports(imports: &[String]) -> Result<(), Error> {
+    if imports.len() > IMPORTS_MAX {
+        return Err(over("the number of imports", imports.len(), IMPORTS_MAX));
+    }
+    match imports.iter().find(|name| !is_module(name)) {
+        Some(bad) => Err(unsound(
+            format!("{bad:?} is not the name of a Python module"),
+            "Write the name as in an `import` statement.",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Whether sandboxes mount something of their own at this path, so that nothing of a template can be there.
+pub(super) fn is_covered(path: &str) -> bool {
+    COVERED.iter().any(|covered| Path::new(path).starts_with(covered))
+}
+
+fn packages(names: &[String], fine: impl Fn(&str) -> bool) -> Result<(), String> {
+    if names.is_empty() || names.len() > PACKAGES_MAX {
+        return Err(format!("names {} packages, but one step can install 1 to {PACKAGES_MAX}", names.len()));
+    }
+    let bad = |name: &&String| {
+        name.is_empty() || name.starts_with('-') || name.len() > PACKAGE_BYTES_MAX || !fine(name)
+    };
+    match names.iter().find(bad) {
+        Some(name) => Err(format!("names {name:?}, which is not a valid package name")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a place where no sandbox would find what is put there.
+pub(super) fn place(path: &str) -> Result<(), String> {
+    let parts = absolute(path)?;
+    if parts == Path::new("/") || parts == Path::new("/home") || is_covered(path) {
+        return Err(format!("writes to {path:?}, which every sandbox hides with its own mount"));
+    }
+    Ok(())
+}
+
+fn absolute(path: &str) -> Result<PathBuf, String> {
+    let plain =
+        Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::RootDir));
+    if path.starts_with('/') && plain && !path.contains('\0') && path.len() < 4096 {
+        return Ok(PathBuf::from(path));
+    }
+    Err(format!("names {path:?}, which is not an absolute path without `..`"))
+}
+
+/// Whether a program could have this variable.
+pub(super) fn is_variable(name: &str, value: &str) -> bool {
+    let starts = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    starts
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        && !value.contains('\0')
+        && name.len() + value.len() < api::limits::WORD_BYTES_MAX
+}
+
+fn is_module(name: &str) -> bool {
+    let is_word = |word: &str| {
+        word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    name.len() <= PACKAGE_BYTES_MAX && name.split('.').all(is_word)
+}
+
+fn over(what: &str, found: usize, most: usize) -> Error {
+    Error::Request(api::limits::exceeded(what, found as u64, most as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> String {
+        Recipe::parse(text).unwrap_err().to_api().message
+    }
+
+    #[test]
+    fn a_recipe_says_what_to_begin_with_and_what_to_do() {
+        let recipe = Recipe::parse(
+            r#"
+            from = { debian = "trixie" }
+            steps = [
+              { apt = ["git", "libstdc++6"] },
+              { pip = ["numpy==2.2.1", "requests[socks] >= 2"] },
+              { npm = ["@types/node@22"] },
+              { copy = { from = "app/x.py", to = "/opt/x.py" } },
+              { user = "sandbox" }, { workdir = "/home/app" }, { workdir = "/workspace" }, { env = { A = "b c" } },
+              { run = "echo $A" }, { run = ["echo", "$A"] },
+            ]
+            start = ["python3", "/opt/x.py"]
+            ready = "test -e /tmp/ready"
+            imports = ["numpy", "matplotlib.pyplot"]
+            limits = { memory_bytes = 1073741824 }
+            policy = ["python-packages"]
+            "#,
+        )
+        .unwrap();
+        assert_eq!(recipe.from, Ground::Debian(Debian { debian: "trixie".into() }));
+        assert_eq!(recipe.steps[9].what(), "run echo $A");
+        assert_eq!(recipe.start.unwrap().argv().len(), 2);
+        assert_eq!(recipe.ready.unwrap().argv()[0], "/bin/sh");
+        assert_eq!(recipe.limits.memory_bytes, Some(1 << 30));
+    }
+
+    #[test]
+    fn names_that_would_be_options_paths_or_programs_are_refused() {
+        // 86
+        for step in [
+            r#"{ apt = ["--allow-unauthenticated"] }"#,
+            r#"{ apt = ["git; touch /pwned"] }"#,
+            r#"{ apt = ["./evil.deb"] }"#,
+            r#"{ apt = [] }"#,
+            r#"{ pip = ["--index-url=http://evil"] }"#,
+            r#"{ pip = ["-r/etc/passwd"] }"#,
+            r#"{ pip = ["a\nb"] }"#,
+            r#"{ pip = ["./setup"] }"#,
+            r#"{ npm = ["--prefix=/"] }"#,
+            r#"{ npm = ["a b"] }"#,
+            r#"{ npm = ["git+ssh://x"] }"#,
+            r#"{ npm = ["$(id)"] }"#,
+            r#"{ copy = { from = "../secret", to = "/opt/x" } }"#,
+            r#"{ copy = { from = "/etc/shadow", to = "/opt/x" } }"#,
+            r#"{ copy = { from = "x", to = "opt" } }"#,
+            r#"{ copy = { from = "x", to = "/opt/../etc" } }"#,
+            r#"{ copy = { from = "x", to = "/workspace/x" } }"#,
+            r#"{ env = { "A B" = "x" } }"#,
+            r#"{ env = { "A=B" = "x" } }"#,
+            r#"{ user = "0" }"#,
+            r#"{ workdir = "../x" }"#,
+            r#"{ workdir = "/workspace/x" }"#,
+            r#"{ workdir = "/home/sandbox/x" }"#,
+            r#"{ copy = { from = "x", to = "/home/sandbox/x" } }"#,
+            r#"{ run = "" }"#,
+            r#"{ run = [] }"#,
+            r#"{ install = ["x"] }"#,
+            r#"{ copy = { from = "x", to = "/opt/x", chown = "1" } }"#,
+        ] {
+            assert!(Recipe::parse(&format!("from = \"base\"\nsteps = [{step}]")).is_err(), "{step}");
+        }
+        for whole in [
+            "from = \"Base\"",
+            "steps = []",
+            "from = \"base\"\nimports = [\"os; import sys\"]",
+            "from = \"base\"\npolicy = [\"*\"]",
+            "from = \"base\"\nlimits = { memory_bytes = 1 }",
+            "from = \"base\"\nlimits = { swap = 1 }",
+            "from = \"base\"\nunknown = 1",
+            "from = { debian = \"trixie\", mirror = \"x\" }",
+            "from = \"base\"\nstart = []",
+        ] {
+            assert!(Recipe::parse(whole).is_err(), "{whole}");
+        }
+        assert!(refused("from = \"base\"\nsteps = [{ user = \"x\" }]").starts_with("step 1 (user x)"));
+    }
+
+    #[test]
+    fn a_recipe_has_no_more_steps_than_a_template_may_have_layers() {
+        let steps = vec!["{ run = \"true\" }"; STEPS_MAX + 1].join(",");
+        assert!(refused(&format!("from = \"base\"\nsteps = [{steps}]")).contains("steps"));
+    }
+}

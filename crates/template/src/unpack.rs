@@ -1,0 +1,320 @@
+//! One layer, streamed into a sandbox made for nothing else.
+//!
+//! ```text
+//! thread: read, hash ──pieces──▶ body of PUT /layer ──▶ guest unpacks ──▶ report
+//! ```
+//!
+//! The thread's last piece says that all was read and is what it should be. Without it the body is aborted, and
+//! what the guest has unpacked so far goes with its sandbox.
+
+use std::fmt::Display;
+use std::io::{self, Read, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::SandboxId;
+use api::layer::{Compression, LayerReport};
+use api::limits::Limits;
+use bytes::Bytes;
+use guest_client::link::Ask;
+use guest_client::sandbox::Sandbox;
+use host::error::Error;
+use http_body_util::BodyExt as _;
+use hyper::Method;
+use hyper::body::Body;
+use runtime::{Profile, Runtime, Spec};
+use streamed::Feed;
+use tokio::sync::mpsc;
+
+use crate::package::{self, Blob};
+use crate::{Progress, Unpacked, Watch, failed, layers};
+
+/// Pieces that wait to be sent, and bytes of one.
+const PIECES_WAITING: usize = 4;
+const PIECE_BYTES: usize = 256 * 1024;
+/// Pieces that wait inside the connection.
+const FRAMES_WAITING: usize = 2;
+/// One layer, from its first byte to its report: a slow disk and a build from packages need some of it.
+const LAYER_WITHIN: Duration = Duration::from_secs(40 * 60);
+/// What the sandbox may use. Only the guest runs in it, with two threads; memory is for what is written and not yet on
+/// disk. It ends by itself a little after the layer's own time, should nobody be left to end it.
+pub(super) const LIMITS: Limits =
+    Limits { memory_bytes: 256 << 20, cpu_millis: 2000, ttl_ms: 45 * 60 * 1000, ..Limits::MIN };
+
+/// What is needed to unpack one layer.
+pub(super) struct Unpack {
+    pub(super) runtime: Arc<dyn Runtime>,
+    pub(super) id: SandboxId,
+    /// The root of the sandbox.
+    pub(super) empty: PathBuf,
+    pub(super) guest: PathBuf,
+    /// The directory to fill.
+    pub(super) target: PathBuf,
+    /// Layers below, the lowest first.
+    pub(super) done: Vec<PathBuf>,
+    /// Whether it is the last of its image.
+    pub(super) top: bool,
+}
+
+/// Why a layer was not unpacked, and whether its sandbox is gone.
+pub(super) struct Failure {
+    pub(super) cause: Error,
+    pub(super) stopped: bool,
+}
+
+/// Where a layer's bytes come from.
+pub(super) struct Source {
+    pub(super) compression: Compression,
+    pub(super) pieces: mpsc::Receiver<Piece>,
+    /// The program whose output it is, which ends with this.
+    pub(super) _program: Option<Box<dyn Send>>,
+}
+
+/// What the thread that reads has to say.
+pub(super) enum Piece {
+    /// Some bytes.
+    Bytes(Bytes),
+    /// Something for people.
+    Says(String),
+    /// All was read; the digest of it.
+    End(String),
+    /// It cannot go on.
+    Failed(Error),
+}
+
+impl Source {
+    /// A blob of an image, which must have this digest if one is given.
+    pub(super) fn blob(blob: Blob, digest: Option<String>) -> Result<Self, Error> {
+        let compression = Compression::sniff(&blob.first()?);
+        let (sender, pieces) = mpsc::channel(PIECES_WAITING);
+        tokio::task::spawn_blocking(move || {
+            let last = match pass_on(blob, &sender) {
+                Err(error) => Piece::Failed(failed("read", "the image".as_ref())(error)),
+                Ok(found) => match digest {
+                    Some(digest) if digest != found => {
+                        Piece::Failed(package::mismatch("layer", &digest, &found))
+                    }
+                    _ => Piece::End(found),
+                },
+            };
+            let _ = sender.blocking_send(last);
+        });
+        Ok(Self { compression, pieces, _program: None })
+    }
+
+    /// An archive that a guest makes while it is read, of at most so many bytes.
+    pub(super) fn of_guest<B>(body: B, bytes_max: u64) -> Self
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Display + Send,
+    {
+        let (sender, pieces) = mpsc::channel(PIECES_WAITING);
+        tokio::spawn(async move {
+            let mut body = std::pin::pin!(body);
+            let (mut hasher, mut left) = (layers::Hashing::default(), bytes_max);
+            let last = loop {
+                match body.frame().await {
+                    None => break Piece::End(hasher.finish()),
+                    Some(Err(error)) => {
+                        break Piece::Failed(Error::Protocol(format!("a layer ended early: {error}")));
+                    }
+                    Some(Ok(frame)) => {
+                        let Ok(bytes) = frame.into_data() else { continue };
+                        match left.checked_sub(bytes.len() as u64) {
+                            Some(less) => left = less,
+                            None => break Piece::Failed(too_large(bytes_max)),
+                        }
+                        hasher.take(&bytes);
+                        if sender.send(Piece::Bytes(bytes)).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+            };
+            let _ = sender.send(last).await;
+        });
+        Self { compression: Compression::None, pieces, _program: None }
+    }
+
+    /// An archive that is written by a thread of its own.
+    pub(super) fn made(make: impl FnOnce(&mut dyn io::Write) -> Result<(), Error> + Send + 'static) -> Self {
+        let (sender, pieces) = mpsc::channel(PIECES_WAITING);
+        tokio::task::spawn_blocking(move || {
+            let mut outlet = Outlet { sender, now: Vec::new(), hasher: layers::Hashing::default() };
+            let made = make(&mut outlet);
+            let last = match made.and_then(|()| outlet.flush().map_err(failed("pack", "an archive".as_ref())))
+            {
+                Ok(()) => Piece::End(outlet.hasher.finish()),
+                Err(error) => Piece::Failed(error),
+            };
+            let _ = outlet.sender.blocking_send(last);
+        });
+        Self { compression: Compression::None, pieces, _program: None }
+    }
+}
+
+/// Hands on what is written to it, and hashes it.
+struct Outlet {
+    sender: mpsc::Sender<Piece>,
+    now: Vec<u8>,
+    hasher: layers::Hashing,
+}
+
+impl io::Write for Outlet {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.now.extend_from_slice(bytes);
+        if self.now.len() >= PIECE_BYTES {
+            self.flush()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.hasher.take(&self.now);
+        let piece = Piece::Bytes(std::mem::take(&mut self.now).into());
+        self.sender.blocking_send(piece).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+impl Unpack {
+    /// Unpacks, and ends the sandbox whatever came of it.
+    pub(super) async fn run(self, source: Source, watch: Watch<'_>) -> Result<Unpacked, Failure> {
+        let spec = Spec {
+            layers: vec![self.empty.clone()],
+            image: String::new(),
+            limits: LIMITS,
+            profile: Profile::Unpack { done: self.done.clone(), target: self.target.clone() },
+            guest: self.guest.clone(),
+        };
+        let unpacked = match Sandbox::start(Arc::clone(&self.runtime), self.id.clone(), &spec).await {
+            Err(error) => Err(error),
+            Ok(sandbox) => {
+                let unpacked = self.stream(&sandbox, source, watch).await;
+                sandbox.stop(Duration::ZERO).await.and(unpacked)
+            }
+        };
+        match unpacked {
+            Ok(unpacked) => Ok(unpacked),
+            Err(cause) => {
+                let left = self.runtime.list().await;
+                let stopped = left.is_ok_and(|left| left.iter().all(|listed| listed.id != self.id));
+                Err(Failure { cause, stopped })
+            }
+        }
+    }
+
+    async fn stream(&self, sandbox: &Sandbox, source: Source, watch: Watch<'_>) -> Result<Unpacked, Error> {
+        let path = format!(
+            "/layer?compression={}&top={}&done={}",
+            source.compression.name(),
+            u8::from(self.top),
+            self.done.len()
+        );
+        let ask = Ask { method: Method::PUT, path, body: Bytes::new() };
+        let (sender, body) = streamed::body(FRAMES_WAITING);
+        let asking = sandbox.link().stream::<LayerReport>(&ask, body, LAYER_WITHIN);
+        let feeding = feed(source.pieces, sender, watch);
+        tokio::pin!(asking, feeding);
+        // A guest that refuses the layer answers before it has read all of it.
+        let digest = tokio::select! {
+            biased;
+            fed = &mut feeding => fed?,
+            report = &mut asking => {
+                report?;
+                return Err(Error::Protocol("the guest reported a layer before its last byte was sent".into()));
+            }
+        };
+        match digest {
+            Some(digest) => Ok(Unpacked { report: asking.await?, digest }),
+            None => {
+                asking.await?;
+                Err(Error::Protocol("the guest reported a layer that it did not read to the end".into()))
+            }
+        }
+    }
+}
+
+/// The refusal of a layer that is larger than the disk it was made on.
+fn too_large(bytes_max: u64) -> Error {
+    Error::Request(api::Error {
+        fix: "Write less data in one step. Sparse files count with their full size.".into(),
+        ..api::limits::exceeded(
+            "the size of a step's output in bytes",
+            bytes_max.saturating_add(1),
+            bytes_max,
+        )
+    })
+}
+
+/// Reads to the end, hashing, and hands on what it reads. Stops early when nobody takes it.
+pub(super) fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<Piece>) -> io::Result<String> {
+    let mut hasher = layers::Hashing::default();
+    loop {
+        let mut bytes = Vec::with_capacity(PIECE_BYTES);
+        reader.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut bytes)?;
+        if bytes.is_empty() {
+            return Ok(hasher.finish());
+        }
+        hasher.take(&bytes);
+        if sender.blocking_send(Piece::Bytes(bytes.into())).is_err() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+    }
+}
+
+/// Hands pieces on to the connection. Gives the digest of all, or none when the guest stopped reading.
+async fn feed(
+    mut pieces: mpsc::Receiver<Piece>,
+    sender: Feed,
+    watch: Watch<'_>,
+) -> Result<Option<String>, Error> {
+    let mut sent = 0;
+    loop {
+        match pieces.recv().await {
+            Some(Piece::Bytes(bytes)) => {
+                sent += bytes.len() as u64;
+                if sender.send(bytes).await.is_err() {
+                    return Ok(None);
+                }
+                watch(Progress::Bytes(sent));
+            }
+            Some(Piece::Says(text)) => watch(Progress::Says(&text)),
+            Some(Piece::End(digest)) => return Ok(Some(digest)),
+            Some(Piece::Failed(error)) => {
+                sender.abort(io::ErrorKind::InvalidData.into());
+                return Err(error);
+            }
+            None => {
+                sender.abort(io::ErrorKind::UnexpectedEof.into());
+                return Err(failed("read", "the layer".as_ref())(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::Full;
+
+    #[tokio::test]
+    async fn a_layer_is_no_larger_than_the_disk_it_was_made_on() {
+        // U-20
+        for (bytes, fits) in [(1000, true), (1001, false)] {
+            let mut source = Source::of_guest(Full::new(Bytes::from(vec![0; bytes])), 1000);
+            let mut ended = false;
+            while let Some(piece) = source.pieces.recv().await {
+                match piece {
+                    Piece::End(_) => ended = true,
+                    Piece::Failed(error) => {
+                        let error = error.to_api();
+                        assert_eq!(error.code, api::ErrorCode::LimitExceeded, "{error:?}");
+                    }
+                    Piece::Bytes(_) | Piece::Says(_) => {}
+                }
+            }
+            assert_eq!(ended, fits, "{bytes}");
+        }
+    }
+}
