@@ -44,8 +44,10 @@ fn grouped(command: Command) -> Command {
             let about = one.get_about().map(ToString::to_string).unwrap_or_default();
             let aliases: Vec<&str> = one.get_visible_aliases().collect();
             let _ = write!(list, "  {literal}{name}{literal:#}{:gap$}{about}", "");
-            if !aliases.is_empty() {
-                let _ = write!(list, " [alias: {}]", aliases.join(", "));
+            match aliases.as_slice() {
+                [] => {}
+                [alias] => list.push_str(&format!(" [alias: {alias}]")),
+                aliases => list.push_str(&format!(" [aliases: {}]", aliases.join(", "))),
             }
             list.push('\n');
         }

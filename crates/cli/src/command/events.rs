@@ -5,9 +5,10 @@ use std::process::ExitCode;
 use api::Error;
 use api::sandbox::SandboxEvent;
 
+use crate::command::list;
 use crate::connect::{Connection, explain};
 use crate::show::Heard;
-use crate::{list, quantity, show};
+use crate::{quantity, show};
 
 /// Arguments of `bellglass events`.
 #[derive(clap::Args)]

@@ -8,8 +8,9 @@ use api::{Error, SessionId};
 use client::Calling;
 use serde_json::Value;
 
+use crate::command::{list, tools};
 use crate::connect::{Connection, answer};
-use crate::{list, platform, show, tools};
+use crate::{platform, show};
 
 /// Arguments of `bellglass session`.
 #[derive(clap::Args)]

@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use api::trace::{Step, Trace};
 use api::{Error, ExecId, SandboxId};
 
+use crate::command::list;
 use crate::connect::{Connection, answer};
-use crate::{list, show};
+use crate::show;
 
 /// The width where nobody sits at a terminal, and the most that is used of one.
 const COLUMNS: usize = 80;

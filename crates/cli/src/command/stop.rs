@@ -6,8 +6,9 @@ use api::sandbox::Sandbox;
 use api::{Error, SandboxId};
 use client::Client;
 
+use crate::command::list;
 use crate::connect::{Connection, answer, explain};
-use crate::{fleet, list, show};
+use crate::{fleet, show};
 
 /// Arguments of `bellglass stop`.
 #[derive(clap::Args)]

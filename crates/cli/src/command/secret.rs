@@ -7,8 +7,9 @@ use api::Error;
 use api::secret::{PutSecret, Secret, VALUE_BYTES, check_name};
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
 
+use crate::command::list;
 use crate::connect::{Connection, answer};
-use crate::{list, platform, show};
+use crate::{platform, show};
 
 /// Keys that mean something on every terminal.
 const INTERRUPT: u8 = 3;

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use api::{Error, SandboxId};
 use client::Client;
 
+use crate::command::stop;
 use crate::connect::Connection;
-use crate::stop;
 
 /// Arguments of `bellglass pause`.
 #[derive(clap::Args)]

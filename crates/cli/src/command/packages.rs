@@ -4,8 +4,9 @@ use std::process::ExitCode;
 
 use api::{Error, SandboxId};
 
+use crate::command::list;
 use crate::connect::{Connection, answer};
-use crate::{list, show};
+use crate::show;
 
 /// Arguments of `bellglass packages`.
 #[derive(clap::Args)]

@@ -10,8 +10,9 @@ use api::files::{EDIT_BYTES_MAX, EditRequest, FilePath};
 use api::{Error, ErrorCode, Layer, Ran, Retry, SandboxId};
 use client::{Client, Files};
 
+use crate::command::ls;
 use crate::connect::{Connection, answer};
-use crate::{ls, show};
+use crate::show;
 
 /// Arguments of `bellglass edit`.
 #[derive(clap::Args)]

@@ -12,10 +12,10 @@ use api::{ContextId, Error, ErrorCode};
 use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::mpsc;
 
+use crate::command::python::Runner;
 use crate::connect::answer;
 use crate::follow::watch;
 use crate::output::Output;
-use crate::python::Runner;
 use crate::results::Results;
 use crate::show;
 

@@ -7,8 +7,9 @@ use std::process::ExitCode;
 use api::files::{FileInfo, FileKind, FilePath};
 use api::{Error, SandboxId};
 
+use crate::command::list;
 use crate::connect::{Connection, answer};
-use crate::{list, quantity, show};
+use crate::{quantity, show};
 
 /// Arguments of `bellglass ls`.
 #[derive(clap::Args)]

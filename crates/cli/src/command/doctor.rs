@@ -16,7 +16,8 @@ use runtime::engine::Kind;
 use runtime::oci::Flavor;
 use runtime::{Profile, Runtime as _, Spec, Tier, tables};
 
-use crate::{advisories, run, show};
+use crate::command::run;
+use crate::{advisories, show};
 
 /// As many sandboxes as a server has at most, unless it is told otherwise.
 const CROWD: u64 = 1000;

@@ -12,7 +12,8 @@ use node::template::{Store, Template};
 use node::{Machine, Sandbox, machine};
 use runtime::{Runtime, Spec, Tier};
 
-use crate::{Place, run, show, template};
+use crate::command::{run, template};
+use crate::{Place, show};
 
 /// The template that is meant where none is named.
 const USUAL: &str = "interpreter";

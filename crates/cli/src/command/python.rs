@@ -9,12 +9,13 @@ use api::exec::{ExecSpec, OutputMode};
 use api::{ContextId, Error, SandboxId, limits};
 use client::Client;
 
+use crate::command::repl;
 use crate::connect::{Connection, answer};
 use crate::follow::{Followed, Followee, Interrupt};
 use crate::output::Output;
 use crate::quantity::{self, Limit};
 use crate::results::Results;
-use crate::{repl, request, show};
+use crate::{request, show};
 
 /// Arguments of `bellglass python`.
 #[derive(clap::Args)]

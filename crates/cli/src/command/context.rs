@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use api::code::{ContextInfo, ContextSpec, ContextState, Loss, Variable};
 use api::{ContextId, Error, SandboxId};
 
+use crate::command::python::LanguageName;
 use crate::connect::{Connection, answer};
-use crate::python::LanguageName;
 use crate::{quantity, show};
 
 /// Arguments of `bellglass context`.

@@ -25,7 +25,7 @@ use crate::platform;
     MCP clients that support HTTP do not need this command: the server offers the same tools at /mcp.")]
 pub struct Arguments {
     /// Tool set: analysis, python or interpreter.
-    #[arg(long, value_name = "TOOL SET", default_value = "interpreter", value_parser = crate::tools::set)]
+    #[arg(long, value_name = "TOOL SET", default_value = "interpreter", value_parser = crate::command::tools::set)]
     set: ToolSet,
 }
 

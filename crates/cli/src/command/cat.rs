@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use api::{Error, SandboxId};
 
+use crate::command::{cp, ls};
 use crate::connect::Connection;
 use crate::show::Heard;
-use crate::{cp, ls};
 
 /// Arguments of `bellglass cat`.
 #[derive(clap::Args)]

@@ -5,9 +5,10 @@ use std::process::ExitCode;
 use api::Error;
 use api::account::{CreateKey, Key, NewKey, Role, RotateKey};
 
+use crate::command::list;
 use crate::connect::{Connection, answer};
 use crate::quantity::{self, Limit};
-use crate::{list, request, show};
+use crate::{request, show};
 
 /// Arguments of `bellglass key`.
 #[derive(clap::Args)]

@@ -12,7 +12,8 @@ use node::template::{Builder, Order, Progress, Store, Template, shipped};
 use runtime::engine::Engine;
 use runtime::{Runtime, Tier};
 
-use crate::{Place, run, show};
+use crate::command::run;
+use crate::{Place, show};
 
 /// Arguments of `bellglass template`.
 #[derive(clap::Args)]

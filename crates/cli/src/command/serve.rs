@@ -97,7 +97,7 @@ async fn serve(
     let node = Node::open(&machine, choice, configuration.bounds(), gate).await;
     let node = node.map_err(|error| error.to_api())?;
     let store = patiently(async || Store::open(&data.join("bellglass.db")).await).await?;
-    let log = data.join(crate::audit::LOG);
+    let log = data.join(crate::command::audit::LOG);
     let bounds = Bounds { bytes_max: configuration.audit_bytes_max };
     let audit =
         Audit::open(&log, clock::wall_ms(), bounds).map_err(|error| platform(node::error::chain(&error)))?;

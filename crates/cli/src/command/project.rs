@@ -5,8 +5,9 @@ use std::process::ExitCode;
 use api::Error;
 use api::account::{Project, PutProject, Quota};
 
+use crate::command::list;
 use crate::connect::{Connection, answer};
-use crate::{list, quantity, show};
+use crate::{quantity, show};
 
 /// Arguments of `bellglass project`.
 #[derive(clap::Args)]

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use api::files::{Change, FileEvent};
 use api::{Error, SandboxId};
 
+use crate::command::ls;
 use crate::connect::{Connection, explain};
+use crate::show;
 use crate::show::Heard;
-use crate::{ls, show};
 
 /// Arguments of `bellglass watch`.
 #[derive(clap::Args)]
